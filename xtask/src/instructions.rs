@@ -1,7 +1,7 @@
 //! The program `benchmarks/instructions`: its workloads, its build, and its runs under valgrind's callgrind.
 //!
 //! The program has both ends of a workload in one thread, or in two threads if the ends wait for notifications. A
-//! workload runs with two lengths, and the difference of both counts, divided by the difference of the lengths, excludes
+//! workload runs with two lengths. The difference of both counts, divided by the difference of the lengths, excludes
 //! the start of the program.
 
 use std::fs;
@@ -91,9 +91,8 @@ pub(crate) fn build(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, Str
 /// Counts the instructions that the counting program takes for a workload of this length. callgrind writes the costs of
 /// lines and calls to the file `profile`.
 pub(crate) fn count(program: &Path, workload: &str, length: u64, profile: &Path) -> Result<u64, String> {
-    // One thread runs at a time. Let threads that wait for each other take turns, or a thread that looks for packets
-    // could run on while its peer waits for its turn.
-    let mut valgrind = command("valgrind", &["--tool=callgrind", "--fair-sched=try"]);
+    // valgrind runs one thread at a time. Without fair scheduling, a thread that looks for packets would starve others.
+    let mut valgrind = command("valgrind", &["--tool=callgrind", "--fair-sched=yes"]);
     valgrind.arg(format!("--callgrind-out-file={}", profile.display()));
     // Turn the publication of counters off, because it depends on the clock.
     valgrind.arg(program).args([workload, &length.to_string()]).env("DOORBELL_PUBLISH", "0");

@@ -158,6 +158,11 @@ pub(crate) fn install_for_profiles() -> Result<(), String> {
     install_all(&[("valgrind", "valgrind"), ("strace", "strace")])
 }
 
+/// Installs strace and perftest, which profiles of perftest need. An error names the packages that are still missing.
+pub(crate) fn install_for_profiles_of_perftest() -> Result<(), String> {
+    install_all(&[("strace", "strace"), ("perftest", "ib_send_lat")])
+}
+
 /// Debian packages of which virtual machines are built, each with one of its programs.
 const FOR_GUESTS: &[(&str, &str)] = &[
     ("qemu-system-x86", "qemu-system-x86_64"),

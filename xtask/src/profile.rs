@@ -10,6 +10,7 @@ mod callgrind;
 mod changes;
 mod groups;
 mod kernel;
+mod perftest;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -65,6 +66,12 @@ pub(crate) struct Options {
     /// Writes the table of docs/internals/profile.md anew.
     #[arg(long, conflicts_with_all = ["workloads", "program", "revision"])]
     write_docs: bool,
+    /// Counts system calls and context switches of `ib_send_lat` and `ib_send_lat -e` over both links instead. `--out`
+    /// gets `perftest.md` and `perftest.json`.
+    #[arg(long, conflicts_with_all = [
+        "workloads", "program", "revision", "before", "before_program", "links_before", "write_docs"
+    ])]
+    perftest: bool,
 }
 
 fn names() -> clap::builder::PossibleValuesParser {
@@ -82,6 +89,9 @@ struct Profile {
 
 /// Profiles workloads, prints tables in Markdown, and writes the files that the options name.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
+    if options.perftest {
+        return perftest::run(options.out.as_deref());
+    }
     peers::install_for_profiles()?;
     let _alone = place::measuring()?;
     let home = target().join("xtask").join("profile");
@@ -177,10 +187,6 @@ impl Profile {
         self.groups.values().sum()
     }
 
-    fn system_calls(&self) -> f64 {
-        self.kernel.calls.values().fold(0.0, |sum, calls| sum + calls)
-    }
-
     /// Returns a table of the functions with the most instructions, without those of the functions that they call.
     fn functions(&self) -> String {
         let mut text = "| function | group | instructions |\n|---|---|---|\n".to_owned();
@@ -193,11 +199,9 @@ impl Profile {
 
     /// Returns a table of the system calls, the most frequent first.
     fn calls(&self) -> String {
-        let mut calls: Vec<(&String, &f64)> = self.kernel.calls.iter().collect();
-        calls.sort_by(|(_, one), (_, other)| other.total_cmp(one));
         let mut text = "| system call | number |\n|---|---|\n".to_owned();
-        for (name, number) in calls {
-            let _ = writeln!(text, "| `{name}` | {} |", rounded(*number, 3));
+        for (name, number) in self.kernel.by_frequency() {
+            let _ = writeln!(text, "| `{name}` | {} |", rounded(number, 3));
         }
         text
     }
@@ -235,7 +239,7 @@ fn table(profiles: &[Profile]) -> String {
         for group in Group::ALL {
             let _ = write!(text, " {} |", rounded(profile.groups.get(&group).copied().unwrap_or_default(), 0));
         }
-        let (calls, switches) = (profile.system_calls(), profile.kernel.voluntary_switches);
+        let (calls, switches) = (profile.kernel.system_calls(), profile.kernel.voluntary_switches);
         let _ = writeln!(text, " {} | {} |", rounded(calls, 2), rounded(switches, 2));
     }
     text
@@ -317,6 +321,8 @@ mod tests {
         assert!(parse(&["shm-lat", "--before", "56ec23c", "--links-before", "000e1b33"]).is_ok());
         assert!(parse(&["--before-program", "counting", "--links-before", "000e1b33"]).is_ok());
         assert!(parse(&["--before", "56ec23c", "--before-program", "counting"]).is_err());
+        assert!(parse(&["--perftest", "--out", "folder"]).is_ok());
+        assert!(parse(&["--perftest", "shm-lat"]).is_err());
     }
 
     #[test]

@@ -346,6 +346,11 @@ pub(crate) fn pair_with_clock(line: &str, options: &[&str]) -> Result<(), String
 
 /// Runs a pair as [`pair_with_clock`], with the `doorbell` at this path.
 pub(crate) fn pair_of(doorbell: &Path, line: &str, options: &[&str]) -> Result<(), String> {
+    outputs_of_pair(doorbell, line, options).map(drop)
+}
+
+/// Runs a pair as [`pair_of`], and returns the outputs of client and server.
+pub(crate) fn outputs_of_pair(doorbell: &Path, line: &str, options: &[&str]) -> Result<[String; 2], String> {
     let mut result = pair(doorbell, line, options);
     for _ in 0..OTHER_TRIES {
         if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {
@@ -356,7 +361,7 @@ pub(crate) fn pair_of(doorbell: &Path, line: &str, options: &[&str]) -> Result<(
     result
 }
 
-fn pair(doorbell: &Path, line: &str, options: &[&str]) -> Result<(), String> {
+fn pair(doorbell: &Path, line: &str, options: &[&str]) -> Result<[String; 2], String> {
     let words: Vec<&str> = line.split(' ').collect();
     ports::on_free_port(|port| {
         let words = [&words[..], &["-p", port]].concat();
@@ -364,7 +369,7 @@ fn pair(doorbell: &Path, line: &str, options: &[&str]) -> Result<(), String> {
         ports::wait_until_listening(port, &mut server)?;
         let client = start(on(doorbell, options, &[&words[..], &["127.0.0.1"]].concat()))?;
         let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
-        client.and(server).map(drop)
+        Ok([client?, server?])
     })
     .map_err(|why| format!("{line}: {why}"))
 }

@@ -21,8 +21,8 @@ pub(super) fn table(before: &[Option<Profile>], after: &[Profile]) -> String {
             "| `{}` | {old:.0} | {new:.0} | {:.3} | {} | {} | {} |",
             after.workload.name,
             new / old,
-            rounded(before.system_calls(), 2),
-            rounded(after.system_calls(), 2),
+            rounded(before.kernel.system_calls(), 2),
+            rounded(after.kernel.system_calls(), 2),
             changed_groups(before, after).join(", ")
         );
     }

@@ -1,4 +1,4 @@
-//! System calls and context switches of the counting program.
+//! System calls and context switches of programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,15 +21,41 @@ pub(super) struct PerMessage {
     pub(super) involuntary_switches: f64,
 }
 
+impl PerMessage {
+    /// Returns the number of all system calls.
+    pub(super) fn system_calls(&self) -> f64 {
+        self.calls.values().fold(0.0, |sum, calls| sum + calls)
+    }
+
+    /// Returns the system calls, the most frequent first.
+    pub(super) fn by_frequency(&self) -> Vec<(&str, f64)> {
+        let mut calls: Vec<(&str, f64)> = self.calls.iter().map(|(name, calls)| (&**name, *calls)).collect();
+        calls.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        calls
+    }
+}
+
 /// Runs the counting program with both lengths, under strace for the system calls and without it for the switches.
 /// `summary` is the file of strace's summary.
 pub(super) fn count(program: &Path, workload: &Workload, summary: &Path) -> Result<PerMessage, String> {
-    let messages = workload.messages();
     let calls = |length| system_calls(program, workload.name, length, summary);
-    let (short, long) = (calls(workload.short)?, calls(workload.long)?);
-    let calls = differences(&short, &long, messages);
-    let (short, long) =
-        (switches(program, workload.name, workload.short)?, switches(program, workload.name, workload.long)?);
+    between([workload.short, workload.long], calls, |length| {
+        let mut run = command(program, &[workload.name, &length.to_string()]);
+        run.env("DOORBELL_PUBLISH", "0");
+        output_of(run).map(drop)
+    })
+}
+
+/// Returns the costs per message of which a long run has more than a short one. `calls` counts the system calls of a
+/// run with a number of messages, and `run` runs it undisturbed.
+pub(super) fn between(
+    [short, long]: [u64; 2],
+    calls: impl Fn(u64) -> Result<BTreeMap<String, u64>, String>,
+    run: impl Fn(u64) -> Result<(), String>,
+) -> Result<PerMessage, String> {
+    let messages = (long - short) as f64;
+    let calls = differences(&calls(short)?, &calls(long)?, messages);
+    let (short, long) = (switches(|| run(short))?, switches(|| run(long))?);
     let [voluntary_switches, involuntary_switches] = [0, 1].map(|kind| (long[kind] - short[kind]) as f64 / messages);
     Ok(PerMessage { calls, voluntary_switches, involuntary_switches })
 }
@@ -53,7 +79,7 @@ fn system_calls(program: &Path, workload: &str, length: u64, summary: &Path) -> 
 }
 
 /// Reads strace's summary: a table whose fourth column is the number of calls, and whose last is the name.
-fn parse(summary: &str) -> Option<BTreeMap<String, u64>> {
+pub(super) fn parse(summary: &str) -> Option<BTreeMap<String, u64>> {
     let mut lines = summary.lines().skip_while(|line| !line.starts_with("% time")).skip(2);
     let mut calls = BTreeMap::new();
     loop {
@@ -66,16 +92,14 @@ fn parse(summary: &str) -> Option<BTreeMap<String, u64>> {
     }
 }
 
-/// Returns the numbers of voluntary and involuntary context switches of a run.
-fn switches(program: &Path, workload: &str, length: u64) -> Result<[i64; 2], String> {
+/// Returns the numbers of voluntary and involuntary context switches of the processes that `run` starts and waits for.
+fn switches(run: impl FnOnce() -> Result<(), String>) -> Result<[i64; 2], String> {
     let now = || {
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|error| format!("getrusage failed: {error}"))?;
         Ok::<_, String>([usage.voluntary_context_switches(), usage.involuntary_context_switches()])
     };
     let before = now()?;
-    let mut run = command(program, &[workload, &length.to_string()]);
-    run.env("DOORBELL_PUBLISH", "0");
-    output_of(run)?;
+    run()?;
     let after = now()?;
     Ok([0, 1].map(|kind| after[kind] - before[kind]))
 }
@@ -108,6 +132,23 @@ strace: Process 7 attached
         let differences = differences(&short, &long, 100.0);
         let expected = [("futex", -0.5), ("ppoll", -0.06), ("recvmsg", 0.08), ("sendmsg", 4.0)];
         assert_eq!(differences, BTreeMap::from(expected.map(|(name, calls)| (name.to_owned(), calls))));
+    }
+
+    #[test]
+    fn costs_are_those_of_the_further_messages() {
+        let undisturbed = std::cell::RefCell::new(Vec::new());
+        let calls = |messages: u64| {
+            let calls = [("openat".to_owned(), 30), ("write".to_owned(), 7 + 2 * messages)];
+            Ok(BTreeMap::from(calls))
+        };
+        let run = |messages: u64| {
+            undisturbed.borrow_mut().push(messages);
+            Ok(())
+        };
+        let costs = between([10, 110], calls, run).unwrap();
+        assert_eq!(costs.by_frequency(), [("write", 2.0)]);
+        assert_eq!(costs.system_calls(), 2.0);
+        assert_eq!(undisturbed.into_inner(), [10, 110]);
     }
 
     #[test]
