@@ -104,7 +104,7 @@ impl End {
     }
 }
 
-/// Sends messages to and fro until each end has sent `round_trips`.
+/// Runs a ping-pong with `round_trips` messages of `bytes` in each direction.
 pub(crate) fn ping_pong(devices: [Device; 2], bytes: usize, round_trips: u64) {
     let ends = devices.each_ref().map(|device| End::new(device, bytes));
     let [of_a, of_b] = ends.each_ref().map(End::description);
