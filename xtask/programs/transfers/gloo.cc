@@ -166,7 +166,7 @@ static void speed(const Context &context)
 	/* The calling thread polls from here on. A thread of gloo still handles the last event of the barrier. */
 	context->getPair(1 - rank)->setSync(true, true);
 	std::this_thread::sleep_for(std::chrono::milliseconds(100));
-	const double one_way = small.run(20000), of_large = large.run(500);
+	const double one_way = small.run(150000), of_large = large.run(3000);
 	if (rank == 0)
 		printf("one way, 8 B: %.2f us\nping-pong, 1 MiB: %.0f MB/s\n", one_way * 1e6,
 		       (1 << 20) / of_large / 1e6);

@@ -95,6 +95,11 @@ pub(crate) struct Figure {
     pub(crate) read: Read,
     /// Format of the same figure over TCP, if the programs over TCP print this figure.
     pub(crate) tcp: Option<Read>,
+    /// Bytes of all buffers that messages use in turn, of both ends together: on Doorbell, and over TCP. `None` for
+    /// short messages, and if the bytes are unknown.
+    pub(crate) buffer_bytes: Option<[u64; 2]>,
+    /// Whether the ends over TCP sleep until bytes arrive, while those on Doorbell poll.
+    pub(crate) tcp_sleeps: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

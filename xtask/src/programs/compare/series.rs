@@ -148,9 +148,9 @@ impl Series {
     /// Returns the bytes of all buffers that the messages of this series use in turn, of both ends together. Returns
     /// `None` for short messages, whose buffers fit into any cache, and for limits.
     ///
-    /// `doorbell bench` has `--buffers` of them at each end, or one for each message in flight and for each receive, those
-    /// for credits included. perftest and `ucx_perftest` send all messages from one buffer and receive them into another.
-    /// A ping-pong has these for each direction.
+    /// `doorbell bench` has `--buffers` of them at each end, or one for each message in flight and for each receive,
+    /// those for credits included. perftest and `ucx_perftest` send all messages from one buffer and receive them into
+    /// another. A ping-pong has these for each direction.
     pub(super) fn buffer_bytes(&self) -> Option<u64> {
         let directions = match self.quantity {
             Quantity::Bandwidth | Quantity::BandwidthOfLong => 1,
@@ -230,8 +230,8 @@ impl Program {
         self
     }
 
-    /// Returns the series of the program over a link. The program is compared with another program over the same link. A
-    /// program without a link is compared with a run through shared memory if it uses memory, and over UDP otherwise.
+    /// Returns the series of the program over a link. The program is compared with another program over the same link.
+    /// A program without a link is compared with a run through shared memory if it uses memory, and otherwise over UDP.
     fn over(&self, link: Option<Link>) -> Series {
         let is_in_memory = link.map_or(self.source.is_in_memory(), |link| link == Link::SharedMemory);
         let of_link = if is_in_memory { Link::SharedMemory } else { Link::Udp };
@@ -331,8 +331,8 @@ pub(super) const LEAST_SECONDS: f64 = 0.5;
 /// Programs of the table. Without the ids of a known vendor, perftest sends nothing inline. For short messages, its
 /// queues hold 128 requests and 512 receives. `doorbell bench` gets options for the same behaviour.
 ///
-/// perftest sends all messages from one buffer, and receives them into one. `--buffers 1` does the same. Each request of
-/// perftest has a completion (`-Q 1`), as with `doorbell bench`. The numbers of iterations let a run take at least
+/// perftest sends all messages from one buffer, and receives them into one. `--buffers 1` does the same. Each request
+/// of perftest has a completion (`-Q 1`), as with `doorbell bench`. The numbers of iterations let a run take at least
 /// [`LEAST_SECONDS`].
 const PROGRAMS: &[Program] = &{
     use Quantity::{Bandwidth, BandwidthOfLong, Latency, LatencyAsleep, PingPong, Rate, RateOfLists};

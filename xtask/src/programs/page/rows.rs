@@ -55,26 +55,52 @@ impl Row {
     }
 }
 
+const fn figure(of: &'static str, unit: Unit, read: Read, tcp: Option<Read>) -> Figure {
+    Figure { of, unit, read, tcp, buffer_bytes: None, tcp_sleeps: false }
+}
+
+impl Figure {
+    /// States the bytes of all buffers that messages use in turn, of both ends together: on Doorbell, and over TCP.
+    const fn rotating(mut self, ours: u64, tcp: u64) -> Self {
+        self.buffer_bytes = Some([ours, tcp]);
+        self
+    }
+
+    const fn asleep(mut self) -> Self {
+        self.tcp_sleeps = true;
+        self
+    }
+}
+
+/// Bytes of two buffers of 64 KiB or 1 MiB, one at each end.
+const PAIR_64K: u64 = 2 << 16;
+const PAIR_1M: u64 = 2 << 20;
+
+/// Bytes of the buffers of both ends of fio (`--iodepth=16`).
+const PAIRS_OF_FIO: u64 = 16 * PAIR_64K;
+
 const fn time(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
-    Figure { of, unit: Unit::Microseconds, read, tcp }
+    figure(of, Unit::Microseconds, read, tcp)
 }
 
 const fn rate(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
-    Figure { of, unit: Unit::GigabytesPerSecond, read, tcp }
+    figure(of, Unit::GigabytesPerSecond, read, tcp)
 }
 
 const fn messages(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
-    Figure { of, unit: Unit::MillionsPerSecond, read, tcp }
+    figure(of, Unit::MillionsPerSecond, read, tcp)
 }
 
-const fn took(of: &'static str, read: Read) -> Figure {
-    Figure { of, unit: Unit::Milliseconds, read, tcp: Some(read) }
+const fn took(of: &'static str, read: Read, tcp: Option<Read>) -> Figure {
+    figure(of, Unit::Milliseconds, read, tcp)
 }
 
 /// Figures of `fi_pingpong`, which prints the same table over TCP.
 const PINGPONG_64: &[Figure] = &[time("one way", PingpongTime("64"), Some(PingpongTime("64")))];
-const PINGPONG_64K: &[Figure] = &[rate("ping-pong", PingpongRate("64k"), Some(PingpongRate("64k")))];
-const PINGPONG_1M: &[Figure] = &[rate("ping-pong", PingpongRate("1m"), Some(PingpongRate("1m")))];
+const PINGPONG_64K: &[Figure] =
+    &[rate("ping-pong", PingpongRate("64k"), Some(PingpongRate("64k"))).rotating(4 << 16, 4 << 16)];
+const PINGPONG_1M: &[Figure] =
+    &[rate("ping-pong", PingpongRate("1m"), Some(PingpongRate("1m"))).rotating(4 << 20, 4 << 20)];
 
 const EACH_BYTE: &str = "each byte of each message, at both ends (`-c`)";
 
@@ -85,13 +111,18 @@ macro_rules! with_address {
     };
 }
 
-/// Row of `fi_pingpong` with a provider and a kind of endpoint, beside the same endpoint over TCP or UDP.
+/// Row of `fi_pingpong` with a provider and a kind of endpoint, beside the same endpoint over TCP or UDP. Each has a
+/// number of round trips.
 macro_rules! pingpong {
-    ($what:literal, $provider:literal, $beside:literal, $options:literal, $figures:expr) => {
-        row("libfabric", $what, with_address!(47592, "doorbell run -- fi_pingpong -p '", $provider, "' -e ", $options))
-            .beside(with_address!(47592, "fi_pingpong -p '", $beside, "' -e ", $options))
-            .checks(EACH_BYTE, &[])
-            .figures($figures)
+    ($what:literal, $options:literal, $provider:literal * $times:literal, $beside:literal * $tcp:literal, $of:expr) => {
+        row(
+            "libfabric",
+            $what,
+            with_address!(47592, "doorbell run -- fi_pingpong -p '", $provider, "' -e ", $options, " -I ", $times),
+        )
+        .beside(with_address!(47592, "fi_pingpong -p '", $beside, "' -e ", $options, " -I ", $tcp))
+        .checks(EACH_BYTE, &[])
+        .figures($of)
     };
 }
 
@@ -105,8 +136,9 @@ macro_rules! perftest {
     };
 }
 
-const PERFTEST_TIME: &[Figure] = &[time("one way", PerftestTime, Some(Qperf("tcp_lat")))];
-const PERFTEST_RATE: &[Figure] = &[rate("throughput", PerftestRate, Some(Qperf("tcp_bw")))];
+const PERFTEST_TIME: &[Figure] = &[time("one way", PerftestTime, Some(Qperf("tcp_lat"))).asleep()];
+const PERFTEST_RATE: &[Figure] =
+    &[rate("throughput", PerftestRate, Some(Qperf("tcp_bw"))).rotating(PAIR_64K, PAIR_64K)];
 
 /// Row of fio. The client sends the job to the server. fio can verify files, but not the data of a connection.
 macro_rules! fio {
@@ -115,11 +147,11 @@ macro_rules! fio {
             "fio",
             $what,
             Commands::pair(
-                "doorbell run -- fio --name=server --ioengine=rdma --port=18600 --bs=64k --size=4g --rw=read --iodepth=16",
+                "doorbell run -- fio --name=server --ioengine=rdma --port=18600 --bs=64k --size=8g --rw=read --iodepth=16",
                 concat!(
                     "doorbell run -- fio --name=client --ioengine=rdma --hostname=127.0.0.1 --port=18600 --verb=",
                     $verb,
-                    " --bs=64k --size=4g --rw=write --iodepth=16"
+                    " --bs=64k --size=8g --rw=write --iodepth=16"
                 ),
                 18600,
             ),
@@ -128,14 +160,17 @@ macro_rules! fio {
         // program ignores SIGPIPE, its client sometimes never ends.
         .beside(Commands::pair("qperf", "qperf 127.0.0.1 -t 1 -m 64k tcp_bw quit", 19765))
         .checks("that all operations complete; fio compares no data with this engine", &["err= 0"])
-        .figures(&[rate("throughput", Fio("WRITE"), Some(Qperf("tcp_bw")))])
+        .figures(&[rate("throughput", Fio("WRITE"), Some(Qperf("tcp_bw"))).rotating(PAIRS_OF_FIO, PAIR_64K)])
     };
 }
 
+/// Memory of both guests in bytes (`-m 128`).
+const GUESTS: u64 = 2 * (128 << 20);
+
 const QEMU_FIGURES: &[Figure] = &[
-    rate("throughput", MegabitsPerSecond("mbps "), Some(MegabitsPerSecond("mbps "))),
-    took("whole migration", Milliseconds("total-time ")),
-    took("downtime", Milliseconds("downtime ")),
+    rate("throughput", MegabitsPerSecond("mbps "), Some(MegabitsPerSecond("mbps "))).rotating(GUESTS, GUESTS),
+    took("whole migration", Milliseconds("total-time "), Some(Milliseconds("total-time "))),
+    took("downtime", Milliseconds("downtime "), Some(Milliseconds("downtime "))),
 ];
 
 macro_rules! qemu {
@@ -174,10 +209,10 @@ const fn example(
     row("librdmacm's examples", what, Commands::pair(server, client, port)).checks(checked, words)
 }
 
-/// Row of `ucx_perftest` over verbs, beside UCX over TCP. The client sends the parameters of the measurement to the
-/// server.
+/// Row of `ucx_perftest` over verbs, beside UCX over TCP. Each has a number of messages. The client sends the
+/// parameters of the measurement to the server.
 macro_rules! ucx {
-    ($what:literal, $transport:literal, $test:literal, $figures:expr) => {
+    ($what:literal, $test:literal, $transport:literal * $times:literal, "tcp" * $tcp_times:literal, $figures:expr) => {
         row(
             "UCX",
             $what,
@@ -187,14 +222,21 @@ macro_rules! ucx {
                     "env UCX_TLS=",
                     $transport,
                     " doorbell run -- ucx_perftest -p 13400 127.0.0.1 -f -v ",
-                    $test
+                    $test,
+                    " -n ",
+                    $times
                 ),
                 13400,
             ),
         )
         .beside(Commands::pair(
             "env UCX_TLS=tcp UCX_NET_DEVICES=lo ucx_perftest -p 13401",
-            concat!("env UCX_TLS=tcp UCX_NET_DEVICES=lo ucx_perftest -p 13401 127.0.0.1 -f -v ", $test),
+            concat!(
+                "env UCX_TLS=tcp UCX_NET_DEVICES=lo ucx_perftest -p 13401 127.0.0.1 -f -v ",
+                $test,
+                " -n ",
+                $tcp_times
+            ),
             13401,
         ))
         .checks(
@@ -208,13 +250,19 @@ macro_rules! ucx {
 
 const UCX_TIME: &[Figure] = &[time("one way", UcxTime, Some(UcxTime))];
 const UCX_MESSAGES: &[Figure] = &[messages("messages", UcxMessages, Some(UcxMessages))];
-const UCX_RATE: &[Figure] = &[rate("throughput", UcxRate, Some(UcxRate))];
+const UCX_RATE_64K: &[Figure] = &[rate("throughput", UcxRate, Some(UcxRate)).rotating(PAIR_64K, PAIR_64K)];
+const UCX_RATE_1M: &[Figure] = &[rate("throughput", UcxRate, Some(UcxRate)).rotating(PAIR_1M, PAIR_1M)];
 
-/// Figures of a ping-pong of this repository.
-const PING_PONG: &[Figure] = &[
-    time("one way, 8 B", Line("one way, 8 B: "), Some(Line("one way, 8 B: "))),
-    rate("ping-pong, 1 MiB", Line("ping-pong, 1 MiB: "), Some(Line("ping-pong, 1 MiB: "))),
-];
+const ONE_WAY: Figure = time("one way, 8 B", Line("one way, 8 B: "), Some(Line("one way, 8 B: ")));
+
+/// Returns the throughput of a ping-pong of this repository. `bytes` are those of all its buffers.
+const fn ping_pong(bytes: u64) -> Figure {
+    rate("ping-pong, 1 MiB", Line("ping-pong, 1 MiB: "), Some(Line("ping-pong, 1 MiB: "))).rotating(bytes, bytes)
+}
+
+/// Rank 1 of MPI sends its message from the buffer into which it has received.
+const PING_PONG_OF_MPI: &[Figure] = &[ONE_WAY, ping_pong(3 << 20)];
+const PING_PONG_OF_GLOO: &[Figure] = &[ONE_WAY, ping_pong(4 << 20)];
 
 /// Returns the row of two ranks of MPI, compiled by the compiler of their library, beside two ranks over TCP.
 const fn of_mpi(program: &'static str, compiler: &'static str, command: &'static str, tcp: &'static str) -> Row {
@@ -222,7 +270,7 @@ const fn of_mpi(program: &'static str, compiler: &'static str, command: &'static
         .beside(Commands::alone(tcp))
         .needs(Needs::Program(Source { compiler, file: "mpi_speed.c", options: &[] }))
         .checks("messages that come back, byte by byte (`xtask/programs/mpi_speed.c`)", &[])
-        .figures(PING_PONG)
+        .figures(PING_PONG_OF_MPI)
 }
 
 /// Returns the row of two ranks, beside Open MPI over TCP.
@@ -234,16 +282,19 @@ const fn of_open_mpi(program: &'static str, command: &'static str) -> Row {
 /// Figures of writes of this repository, each one after the other.
 const WRITES: &[Figure] = &[
     time("one write, 8 B", Line("one write, 8 B: "), Some(Line("one write, 8 B: "))),
-    rate("writes, 1 MiB", Line("writes, 1 MiB: "), Some(Line("writes, 1 MiB: "))),
+    rate("writes, 1 MiB", Line("writes, 1 MiB: "), Some(Line("writes, 1 MiB: "))).rotating(PAIR_1M, PAIR_1M),
 ];
+/// The server of InfiniStore chooses the memory of each block.
 const BLOCKS: &[Figure] = &[
     time("one write, 16 KiB", Line("one write, 16 KiB: "), Some(Line("one write, 16 KiB: "))),
     rate("writes, 1 MiB", Line("writes, 1 MiB: "), Some(Line("writes, 1 MiB: "))),
 ];
 
 /// Figures of libraries without a transport over TCP.
-const WRITES_ALONE: &[Figure] =
-    &[time("one write, 8 B", Line("one write, 8 B: "), None), rate("writes, 1 MiB", Line("writes, 1 MiB: "), None)];
+const WRITES_ALONE: &[Figure] = &[
+    time("one write, 8 B", Line("one write, 8 B: "), None),
+    rate("writes, 1 MiB", Line("writes, 1 MiB: "), None).rotating(PAIR_1M, PAIR_1M),
+];
 
 /// Commands of a script in `xtask/programs/transfers`, as server and as client. `$tcp` ends both commands.
 macro_rules! script {
@@ -271,22 +322,64 @@ macro_rules! of_pypi {
 }
 
 pub(super) const ROWS: &[Row] = &[
-    ucx!("tagged messages over `rc_verbs`, 16 B, one at a time", "rc_v", "-t tag_lat -s 16 -n 20000 -w 1000", UCX_TIME),
-    ucx!("tagged messages over `rc_verbs`, 16 B", "rc_v", "-t tag_bw -s 16 -n 200000 -w 1000", UCX_MESSAGES),
-    ucx!("tagged messages over `rc_verbs`, 1 MiB", "rc_v", "-t tag_bw -s 1048576 -n 1000 -w 50", UCX_RATE),
-    ucx!("put over `rc_verbs`, 64 KiB", "rc_v", "-t ucp_put_bw -s 65536 -n 5000 -w 100", UCX_RATE),
-    ucx!("tagged messages over `ud_verbs`, 16 B, one at a time", "ud_verbs", "-t tag_lat -s 16 -n 5000 -w 1000", UCX_TIME),
-    ucx!("tagged messages over `ud_verbs`, 1 MiB", "ud_verbs", "-t tag_bw -s 1048576 -n 500 -w 50", UCX_RATE),
+    ucx!(
+        "tagged messages over `rc_verbs`, 16 B, one at a time",
+        "-t tag_lat -s 16 -w 1000",
+        "rc_v" * 300_000,
+        "tcp" * 60_000,
+        UCX_TIME
+    ),
+    ucx!(
+        "tagged messages over `rc_verbs`, 16 B",
+        "-t tag_bw -s 16 -w 1000",
+        "rc_v" * 1_500_000,
+        "tcp" * 200_000,
+        UCX_MESSAGES
+    ),
+    ucx!(
+        "tagged messages over `rc_verbs`, 1 MiB",
+        "-t tag_bw -s 1048576 -w 50",
+        "rc_v" * 6_000,
+        "tcp" * 4_000,
+        UCX_RATE_1M
+    ),
+    ucx!("put over `rc_verbs`, 64 KiB", "-t ucp_put_bw -s 65536 -w 100", "rc_v" * 80_000, "tcp" * 10_000, UCX_RATE_64K),
+    ucx!(
+        "tagged messages over `ud_verbs`, 16 B, one at a time",
+        "-t tag_lat -s 16 -w 1000",
+        "ud_verbs" * 300_000,
+        "tcp" * 60_000,
+        UCX_TIME
+    ),
+    ucx!(
+        "tagged messages over `ud_verbs`, 1 MiB",
+        "-t tag_bw -s 1048576 -w 50",
+        "ud_verbs" * 2_500,
+        "tcp" * 4_000,
+        UCX_RATE_1M
+    ),
     of_open_mpi(
         "Open MPI over UCX",
         "env UCX_TLS=rc_v doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ucx \\\n    \
          --mca btl ^openib,vader,uct ./mpi_speed",
     ),
-    pingpong!("connected endpoints, 64 B", "verbs", "tcp", "msg -S 64 -I 20000 -c", PINGPONG_64),
-    pingpong!("connected endpoints, 1 MiB", "verbs", "tcp", "msg -S 1048576 -I 500 -c", PINGPONG_1M),
-    pingpong!("reliable datagrams over datagrams, 64 B", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm -S 64 -I 500 -c", PINGPONG_64),
-    pingpong!("reliable datagrams over datagrams, 64 KiB", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm -S 65536 -I 50 -c", PINGPONG_64K),
-    pingpong!("datagrams, 64 B", "verbs", "udp", "dgram -S 64 -I 2000 -c", PINGPONG_64),
+    pingpong!("connected endpoints, 64 B", "msg -S 64 -c", "verbs" * 150_000, "tcp" * 50_000, PINGPONG_64),
+    pingpong!("connected endpoints, 1 MiB", "msg -S 1048576 -c", "verbs" * 250, "tcp" * 250, PINGPONG_1M),
+    pingpong!(
+        "reliable datagrams over datagrams, 64 B",
+        "rdm -S 64 -c",
+        "verbs;ofi_rxd" * 20_000,
+        "udp;ofi_rxd" * 18_000,
+        PINGPONG_64
+    ),
+    pingpong!(
+        "reliable datagrams over datagrams, 64 KiB",
+        "rdm -S 65536 -c",
+        "verbs;ofi_rxd" * 1_000,
+        "udp;ofi_rxd" * 1_000,
+        PINGPONG_64K
+    ),
+    pingpong!("datagrams, 64 B", "dgram -S 64 -c", "verbs" * 80_000, "udp" * 50_000, PINGPONG_64),
     of_open_mpi(
         "Open MPI over libfabric",
         "doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml cm --mca mtl ofi \\\n    \
@@ -307,7 +400,7 @@ pub(super) const ROWS: &[Row] = &[
     .needs(Needs::Program(GLOO))
     .apart()
     .checks("messages of the warm-up and the last one, byte by byte (`xtask/programs/transfers/gloo.cc`)", &[RIGHT])
-    .figures(PING_PONG),
+    .figures(PING_PONG_OF_GLOO),
     row(
         "librpma",
         "writes, one at a time",
@@ -362,11 +455,11 @@ pub(super) const ROWS: &[Row] = &[
         &["ver_rc_compare_swap:", "ver_rc_fetch_add:"],
     )
     .figures(&[
-        time("rc_lat, 1 B", Qperf("rc_lat"), Some(Qperf("tcp_lat"))),
+        time("rc_lat, 1 B", Qperf("rc_lat"), Some(Qperf("tcp_lat"))).asleep(),
         time("rc_rdma_read_lat, 1 B", Qperf("rc_rdma_read_lat"), None),
-        rate("rc_bw, 64 KiB", Qperf("rc_bw"), Some(Qperf("tcp_bw"))),
-        rate("rc_rdma_read_bw, 64 KiB", Qperf("rc_rdma_read_bw"), None),
-        rate("rc_rdma_write_bw, 64 KiB", Qperf("rc_rdma_write_bw"), None),
+        rate("rc_bw, 64 KiB", Qperf("rc_bw"), Some(Qperf("tcp_bw"))).rotating(PAIR_64K, PAIR_64K),
+        rate("rc_rdma_read_bw, 64 KiB", Qperf("rc_rdma_read_bw"), None).rotating(PAIR_64K, PAIR_64K),
+        rate("rc_rdma_write_bw, 64 KiB", Qperf("rc_rdma_write_bw"), None).rotating(PAIR_64K, PAIR_64K),
     ]),
     row("QEMU", "live migration", qemu!("doorbell run -- ", "rdma:127.0.0.1:18610"))
         .beside(qemu!("", "tcp:127.0.0.1:18610"))
@@ -377,14 +470,14 @@ pub(super) const ROWS: &[Row] = &[
         .driven(qemu::migrate_pinned)
         .checks(QEMU_CHECKED, &[])
         .figures(&[
-            Figure { of: "throughput", unit: Unit::GigabytesPerSecond, read: MegabitsPerSecond("mbps "), tcp: None },
-            Figure { of: "downtime", unit: Unit::Milliseconds, read: Milliseconds("downtime "), tcp: None },
+            rate("throughput", MegabitsPerSecond("mbps "), None).rotating(GUESTS, GUESTS),
+            took("downtime", Milliseconds("downtime "), None),
         ]),
-    perftest!("SEND, 16 B", "ib_send_lat -F -s 16 -n 50000", "-m 16 tcp_lat", PERFTEST_TIME),
-    perftest!("RDMA WRITE, 16 B", "ib_write_lat -F -s 16 -n 20000", "-m 16 tcp_lat", PERFTEST_TIME),
-    perftest!("SEND, 64 KiB", "ib_send_bw -F -s 65536 -n 20000", "-m 64k tcp_bw", PERFTEST_RATE),
-    perftest!("RDMA WRITE, 64 KiB", "ib_write_bw -F -s 65536 -n 20000", "-m 64k tcp_bw", PERFTEST_RATE),
-    perftest!("RDMA READ, 64 KiB", "ib_read_bw -F -s 65536 -n 20000", "-m 64k tcp_bw", PERFTEST_RATE),
+    perftest!("SEND, 16 B", "ib_send_lat -F -s 16 -n 400000", "-m 16 tcp_lat", PERFTEST_TIME),
+    perftest!("RDMA WRITE, 16 B", "ib_write_lat -F -s 16 -n 400000", "-m 16 tcp_lat", PERFTEST_TIME),
+    perftest!("SEND, 64 KiB", "ib_send_bw -F -s 65536 -n 120000", "-m 64k tcp_bw", PERFTEST_RATE),
+    perftest!("RDMA WRITE, 64 KiB", "ib_write_bw -F -s 65536 -n 120000", "-m 64k tcp_bw", PERFTEST_RATE),
+    perftest!("RDMA READ, 64 KiB", "ib_read_bw -F -s 65536 -n 120000", "-m 64k tcp_bw", PERFTEST_RATE),
     example(
         "rping",
         "doorbell run -- rping -s -a 127.0.0.1 -p 18620 -V -C 200 -S 50000",

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::record::Record;
-use super::{Row, page, read_text, rows, write_text};
+use super::{Figure, Row, page, read_text, rows, write_text};
 
 /// Lines around the generated part of the page.
 const BEGIN: &str = "<!-- generated: `cargo xtask programs --write-docs` -->";
@@ -46,7 +46,9 @@ fn written(record: Option<&Record>) -> String {
             "Measured on {}{}, {} virtual processors, Linux {}. The figures are medians of {} rounds, and of the ratios\n\
              within each round. The load before was {} ({RAW}{}`). Debian's packages are {}{}.\n\n\
              A ratio with ~ may be 1. The interval that holds its median in 95 of 100 cases then holds 1 too, or there were\n\
-             fewer than 6 rounds. Rates of fio {} the half second that its client sleeps after it has connected.\n\n",
+             fewer than 6 rounds. Rates of fio {} the half second that its client sleeps after it has connected.\n\n\
+             *buffers* are the bytes that messages use in turn, of both ends together. Times marked *asleep* are of ends over\n\
+             TCP that sleep until bytes arrive, while those on Doorbell poll. Most of such a time is a wake-up.\n\n",
             record.text("date"),
             record.revision(),
             record.text("cpus"),
@@ -60,7 +62,9 @@ fn written(record: Option<&Record>) -> String {
         ),
         None => "Nothing has been measured yet: `cargo xtask compare --programs` does.\n\n".to_owned(),
     });
-    text.push_str("| program | what | figure | on Doorbell | over TCP | ratio |\n|---|---|---|---|---|---|\n");
+    text.push_str(
+        "| program | what | figure | buffers | on Doorbell | over TCP | ratio |\n|---|---|---|---|---|---|---|\n",
+    );
     for row in rows() {
         for figure in row.figures {
             let medians = record.and_then(|record| record.medians(row, figure.of, figure.unit));
@@ -68,13 +72,15 @@ fn written(record: Option<&Record>) -> String {
                 value.map_or("-".to_owned(), |value| format!("{} {}", short(value), figure.unit.name()))
             };
             let ratio = medians.as_ref().and_then(|medians| medians.ratio);
+            let tcp = medians.as_ref().and_then(|medians| medians.tcp);
             text.push_str(&format!(
-                "| {} | {} | {} | {} | {} | {} |\n",
+                "| {} | {} | {} | {} | {} | {} | {} |\n",
                 row.program,
                 row.what,
                 figure.of,
+                buffers(figure),
                 cell(medians.as_ref().map(|medians| medians.ours)),
-                cell(medians.as_ref().and_then(|medians| medians.tcp)),
+                cell(tcp) + if figure.tcp_sleeps && tcp.is_some() { ", asleep" } else { "" },
                 ratio.map_or("-".to_owned(), |ratio| format!("{}{}", ratio.mark(), short(ratio.median))),
             ));
         }
@@ -89,6 +95,19 @@ fn written(record: Option<&Record>) -> String {
         text.push_str(&commands(row));
     }
     text
+}
+
+/// Returns the bytes of a figure's buffers: one number, or two if those over TCP differ.
+fn buffers(figure: &Figure) -> String {
+    let shown = |bytes: u64| match bytes {
+        bytes if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        bytes => format!("{} KiB", bytes >> 10),
+    };
+    match figure.buffer_bytes {
+        None => "-".to_owned(),
+        Some([ours, tcp]) if ours == tcp => shown(ours),
+        Some([ours, tcp]) => format!("{}, over TCP {}", shown(ours), shown(tcp)),
+    }
 }
 
 fn commands(row: &Row) -> String {
@@ -130,6 +149,17 @@ mod tests {
         assert_eq!(named_record("... raw figures: `benchmarks/x/y.json`)."), Some(Path::new("benchmarks/x/y.json")));
         assert_eq!(named_record("no figures"), None);
         assert!(with_written("no marks", None).unwrap_err().contains("no line"));
+    }
+
+    #[test]
+    fn buffers_over_tcp_are_stated_if_they_differ() {
+        let stated = |program: &str| {
+            let row = rows().find(|row| row.program == program).unwrap();
+            row.figures.iter().map(buffers).collect::<Vec<_>>()
+        };
+        assert_eq!(stated("fio"), ["2 MiB, over TCP 128 KiB"]);
+        assert_eq!(stated("MPICH"), ["-", "3 MiB"]);
+        assert_eq!(stated("qperf"), ["-", "-", "128 KiB", "128 KiB", "128 KiB"]);
     }
 
     #[test]
