@@ -59,6 +59,12 @@ impl Group {
         }
     }
 
+    /// Returns whether adjacent steps of both groups may run at the same time. Steps of other groups use the builds, so
+    /// they start after all builds.
+    pub(crate) fn runs_beside(self, other: Self) -> bool {
+        self.at_a_time() == other.at_a_time() && (self == Self::Builds) == (other == Self::Builds)
+    }
+
     /// Returns the steps that must pass before a step of this group can run alone.
     pub(crate) const fn needs(self) -> &'static [&'static str] {
         match self {
@@ -283,6 +289,14 @@ mod tests {
         assert_eq!(whole_run().count(), STEPS.len() - 1);
         assert_eq!(names(&named("rust crates").unwrap()), [CRATES]);
         assert!(names(&of(Group::Programs)).contains(&CRATES));
+    }
+
+    #[test]
+    fn no_step_runs_beside_the_builds_that_it_uses() {
+        assert!(Group::Programs.runs_beside(Group::Guests) && Group::Builds.runs_beside(Group::Builds));
+        for group in STEPS.iter().map(|step| step.group).filter(|group| !group.needs().is_empty()) {
+            assert!(!group.runs_beside(Group::Builds), "{group:?}");
+        }
     }
 
     #[test]

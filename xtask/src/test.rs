@@ -44,7 +44,7 @@ impl Report {
         Self { ended: Vec::new(), captures: captures(), only: Vec::new() }
     }
 
-    /// Runs steps in order. Adjacent steps of groups with several steps at a time may run at the same time.
+    /// Runs steps in order. Adjacent steps may run at the same time if their groups allow it ([`Group::runs_beside`]).
     ///
     /// A lane of its own runs steps that only compile, in the time that the other lanes leave. It starts a step when as
     /// many other steps have ended as precede the step.
@@ -65,7 +65,7 @@ impl Report {
         };
         thread::scope(|scope| {
             let lanes = scope.spawn(|| {
-                for group in others.chunk_by(|one, other| one.group.at_a_time() == other.group.at_a_time()) {
+                for group in others.chunk_by(|one, other| one.group.runs_beside(other.group)) {
                     in_lanes(group, group[0].group.at_a_time(), &run);
                 }
             });
