@@ -227,7 +227,14 @@ pub(crate) fn install() -> Result<(), String> {
     let mut install = there(&["install", "--offline", "--locked", "--debug", "--no-track", "--quiet"]);
     install.arg("--path").arg(sources.join(command_folder)).arg("--root").arg(&installed);
     run(install)?;
-    run(there(&["build", "--offline", "--locked", "--quiet", "--package", "doorbell", "--package", "doorbell-wire"]))?;
+    // With the command and its features, the build of both libraries shares all other crates with the installation.
+    // [`features`] checks the libraries with their own features alone.
+    let mut build = there(&["build", "--offline", "--locked", "--quiet", "--no-default-features"]);
+    build.args(["--features", "doorbell-wire/std"]);
+    for name in ADDED {
+        build.args(["--package", name]);
+    }
+    run(build)?;
     check_installed(&installed)
 }
 
