@@ -21,9 +21,9 @@ pub(crate) struct Step {
 /// Steps that a command selects together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
-    /// Checks and tests that need no other program.
+    /// Tests that need no other program.
     Code,
-    /// Builds for the other steps, and the lints. They need no other program.
+    /// Builds for the other steps, and checks of the sources. They need no other program.
     Builds,
     /// Checks that mostly compile. They need no other program, and run at a low priority beside all steps behind them.
     Compiling,
@@ -141,20 +141,20 @@ impl Step {
 /// A step of [`Group::Compiling`] starts when as many other steps have ended as precede it here, and runs beside the
 /// others from then on. So all of them follow the steps that run alone.
 pub(crate) const STEPS: &[Step] = &[
-    plain(Group::Code, "formatting", test::formatting),
-    plain(Group::Code, "prose", || prose::run(&[], false).into()),
-    plain(Group::Code, "house", || house::run(&house::Options::default()).into()),
-    plain(Group::Code, "verbs without the software RNIC", || test::hardware_alone().into()),
-    plain(Group::Code, "packages", || packages::check().into()),
-    plain(Group::Code, "regressions apply", || regressions::check().into()),
-    plain(Group::Code, OTHER_PROGRAMS, || {
+    // The release build comes first, beside all other steps of its group. The lints and the build of the tests share
+    // the lock of one profile.
+    plain(Group::Builds, BUILD, || programs::build().into()),
+    plain(Group::Builds, "formatting", test::formatting),
+    plain(Group::Builds, "prose", || prose::run(&[], false).into()),
+    plain(Group::Builds, "house", || house::run(&house::Options::default()).into()),
+    plain(Group::Builds, "verbs without the software RNIC", || test::hardware_alone().into()),
+    plain(Group::Builds, "packages", || packages::check().into()),
+    plain(Group::Builds, "regressions apply", || regressions::check().into()),
+    plain(Group::Builds, OTHER_PROGRAMS, || {
         peers::install();
         StepEnd::Passed
     }),
-    // Builds of one profile wait for each other, so the release build is second. It runs beside the lints, and then
-    // beside the build of the tests.
     plain(Group::Builds, "lints", test::lints),
-    plain(Group::Builds, BUILD, || programs::build().into()),
     plain(Group::Builds, "tests, build", || test::build().into()),
     plain(Group::Code, "simulations, in the release build", || digests::compare().into()),
     plain(Group::Machines, "two machines", two_machines::exchange),
