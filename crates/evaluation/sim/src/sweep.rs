@@ -564,21 +564,4 @@ mod tests {
         base.set("sizes", "none").expect("no mix");
         assert_eq!((base.traffic.bytes, &base.traffic.parameters.sizes[..]), (512, &[512][..]));
     }
-
-    /// Below saturation, the rate of all senders together is the offered one.
-    #[test]
-    fn senders_share_the_offered_rate() {
-        let mut base = base();
-        for (name, value) in [("pattern", "N:1"), ("senders", "4"), ("reply", "64"), ("messages", "200")] {
-            base.set(name, value).unwrap_or_else(|error| panic!("{error}"));
-        }
-        let axes = ["rate=100000,400000".parse().expect("an axis"), "sizes=64:0.9+4096:0.1".parse().expect("an axis")];
-        let sweep = Sweep::new(&base, axes.to_vec(), 1 << 30).expect("a sweep");
-        for (point, rate) in sweep.points().iter().zip([1e5, 4e5]) {
-            assert_eq!(point.numbers, [Some((rate, "messages/s")), None]);
-            let carried = point.run(1, 1 << 30, None, None).unwrap_or_else(|error| panic!("{error}"));
-            assert!((carried.messages_per_s / rate - 1.0).abs() < 0.05, "{} of {rate}", carried.messages_per_s);
-            assert!(carried.latency_ns.is_some_and(|ns| ns < 20_000), "{:?}", carried.latency_ns);
-        }
-    }
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+mod advise;
 mod bottlenecks;
 mod deaths;
 mod digests;

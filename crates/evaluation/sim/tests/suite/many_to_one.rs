@@ -106,3 +106,20 @@ fn a_broken_connection_is_the_error_of_a_run() {
     assert!(error.is_broken_connection(), "{error}");
     assert!(error.to_string().starts_with("a connection broke: "), "{error}");
 }
+
+/// Below saturation, the rate of all senders together is the offered one.
+#[test]
+fn senders_share_the_offered_rate() {
+    let mut base = Base::new(t1());
+    for (name, value) in [("pattern", "N:1"), ("senders", "4"), ("reply", "64"), ("messages", "200")] {
+        base.set(name, value).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let axes = ["rate=100000,400000".parse().expect("an axis"), "sizes=64:0.9+4096:0.1".parse().expect("an axis")];
+    let sweep = Sweep::new(&base, axes.to_vec(), 1 << 30).expect("a sweep");
+    for (point, rate) in sweep.points().iter().zip([1e5, 4e5]) {
+        assert_eq!(point.numbers, [Some((rate, "messages/s")), None]);
+        let carried = point.run(1, 1 << 30, None, None).unwrap_or_else(|error| panic!("{error}"));
+        assert!((carried.messages_per_s / rate - 1.0).abs() < 0.05, "{} of {rate}", carried.messages_per_s);
+        assert!(carried.latency_ns.is_some_and(|ns| ns < 20_000), "{:?}", carried.latency_ns);
+    }
+}
