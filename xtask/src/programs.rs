@@ -16,6 +16,7 @@ mod dapl;
 mod drop_ins;
 mod iser;
 pub(crate) mod middlebox;
+mod opens;
 pub(crate) mod page;
 mod port_flap;
 pub(crate) mod ports;

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::{PATIENCE, Started, on_doorbell, ports, start, ucx};
+use super::{PATIENCE, Started, on_doorbell, opens, ports, start, ucx};
 use crate::shell::{command, root, run};
 use crate::test::StepEnd;
 use crate::{peers, place};
@@ -205,9 +205,10 @@ pub(super) fn pair(mut server: Started, client: Started, way: Way) -> Result<Str
         }
         std::thread::sleep(SOME_TRANSFERS);
         drop(server); // kills the process
-        return expect(client.finish(PATIENCE)?, GONE);
+        return client.finish(PATIENCE).and_then(opens::check).and_then(|said| expect(said, GONE));
     }
-    match (client.finish(PATIENCE), server.finish(PATIENCE)) {
+    let [client, server] = [client, server].map(|end| end.finish(PATIENCE).and_then(opens::check));
+    match (client, server) {
         (Ok(said), Ok(_)) => expect(said, RIGHT),
         (Err(client), Err(server)) => Err(format!("{client}\nthe server: {server}")),
         (Err(why), Ok(_)) => Err(why),
@@ -230,7 +231,8 @@ fn ranks(program: &str, count: &str, way: Way) -> Result<(), String> {
     if way == Way::Killed {
         return expect(mpiexec.ended()?, "Killed (signal 9)").map(drop);
     }
-    expect(mpiexec.finish(PATIENCE)?, &format!("all bytes of {count} ranks are right")).map(drop)
+    let said = mpiexec.finish(PATIENCE).and_then(opens::check)?;
+    expect(said, &format!("all bytes of {count} ranks are right")).map(drop)
 }
 
 /// Returns the output of a program if it contains `words`.

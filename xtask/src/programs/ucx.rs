@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use super::ports::{on_free_port, wait_until_listening};
-use super::{PATIENCE, Started, compile, on_doorbell, start};
+use super::{PATIENCE, Started, compile, on_doorbell, opens, start};
 use crate::place;
 use crate::shell::{command, output_of};
 use crate::two_machines::{Family, TwoMachines};
@@ -121,7 +121,8 @@ fn pair(transports: &str, words: &[&str]) -> Result<String, String> {
 }
 
 fn both(client: Started, server: Started) -> Result<String, String> {
-    match (client.finish(PATIENCE), server.finish(PATIENCE)) {
+    let [client, server] = [client, server].map(|end| end.finish(PATIENCE).and_then(opens::check));
+    match (client, server) {
         (Ok(said), Ok(_)) => Ok(said),
         (Err(client), Err(server)) => Err(format!("{client}\nthe server: {server}")),
         (Err(why), Ok(_)) | (Ok(_), Err(why)) => Err(why),
@@ -160,7 +161,8 @@ fn own_programs() -> Result<(), String> {
     let (data, ends) = (compile("cc", "ucx", &libraries)?, compile("cc", "ucx_ends", &libraries)?);
     for (transports, used) in TRANSPORTS {
         let data = on_verbs(transports, &[&[data.as_str()], *used].concat());
-        start(data)?.finish(PATIENCE).map_err(|why| format!("UCX_TLS={transports}, data: {why}"))?;
+        let ended = start(data)?.finish(PATIENCE).and_then(opens::check);
+        ended.map_err(|why| format!("UCX_TLS={transports}, data: {why}"))?;
     }
     for transports in ["rc_v", "ud_v"] {
         let mut ends = on_verbs(transports, &[&ends]);
@@ -208,7 +210,7 @@ fn mpi() -> Result<(), String> {
             }
         };
         let text = format!("{run:?}");
-        let said = start(run)?.finish(PATIENCE).map_err(|why| format!("{text}: {why}"))?;
+        let said = start(run)?.finish(PATIENCE).and_then(opens::check).map_err(|why| format!("{text}: {why}"))?;
         if !said.contains(&format!("all bytes of {ranks} ranks are right")) {
             return Err(format!("{text}: {said}"));
         }
