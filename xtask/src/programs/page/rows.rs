@@ -290,11 +290,16 @@ const BLOCKS: &[Figure] = &[
     rate("writes, 1 MiB", Line("writes, 1 MiB: "), Some(Line("writes, 1 MiB: "))),
 ];
 
-/// Figures of libraries without a transport over TCP.
-const WRITES_ALONE: &[Figure] = &[
-    time("one write, 8 B", Line("one write, 8 B: "), None),
-    rate("writes, 1 MiB", Line("writes, 1 MiB: "), None).rotating(PAIR_1M, PAIR_1M),
+/// Figures of libraries without a transport over TCP, beside qperf. A write ends with its acknowledgement, and qperf
+/// prints the time of one way.
+const WRITES_BESIDE_QPERF: &[Figure] = &[
+    time("one write, 8 B", Line("one write, 8 B: "), Some(Qperf("tcp_lat"))),
+    rate("writes, 1 MiB", Line("writes, 1 MiB: "), Some(Qperf("tcp_bw"))).rotating(PAIR_1M, PAIR_1M),
 ];
+
+/// Messages of qperf over TCP with the sizes of [`WRITES_BESIDE_QPERF`].
+const MESSAGES_OF_QPERF: Commands =
+    Commands::pair("qperf", "qperf 127.0.0.1 -t 1 -m 8 tcp_lat -m 1mib tcp_bw quit", 19765);
 
 /// Commands of a script in `xtask/programs/transfers`, as server and as client. `$tcp` ends both commands.
 macro_rules! script {
@@ -406,10 +411,17 @@ pub(super) const ROWS: &[Row] = &[
         "writes, one at a time",
         Commands::pair("doorbell run -- ./rpma server 18630", "doorbell run -- ./rpma client 18630 speed", 18630),
     )
+    .beside(MESSAGES_OF_QPERF)
     .needs(Needs::Program(LIBRPMA))
     .checks("the bytes of the last write of each size (`xtask/programs/transfers/rpma.c`)", &[RIGHT])
-    .figures(WRITES_ALONE),
-    of_pypi!("rdma4py", "rdma4py", script!("rdma4py", 18631, "doorbell run -- ", "doorbell run -- ", ""), WRITES_ALONE),
+    .figures(WRITES_BESIDE_QPERF),
+    of_pypi!(
+        "rdma4py",
+        "rdma4py",
+        script!("rdma4py", 18631, "doorbell run -- ", "doorbell run -- ", ""),
+        WRITES_BESIDE_QPERF
+    )
+    .beside(MESSAGES_OF_QPERF),
     of_pypi!(
         "Mooncake Transfer Engine",
         "mooncake_engine",
