@@ -54,7 +54,7 @@ impl Described {
     fn combinations(&self) -> BTreeSet<String> {
         let names: Vec<&str> = self.features.keys().map(String::as_str).filter(|name| *name != "default").collect();
         let alone = names.iter().map(|name| (*name).to_owned());
-        if names.is_empty() { BTreeSet::new() } else { alone.chain([String::new(), names.join(",")]).collect() }
+        alone.chain([String::new(), names.join(",")]).collect()
     }
 }
 
@@ -113,8 +113,8 @@ pub(crate) fn check() -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Checks that the library of each published crate compiles with no feature, with each feature alone and with all
-/// features. The compiler is the oldest one that the crates support.
+/// Checks that each published crate compiles with no feature, with each feature alone and with all features. The
+/// compiler is the oldest one that the crates support.
 pub(crate) fn features() -> StepEnd {
     let checked = || -> Result<Option<String>, String> {
         let packages = published()?;
@@ -123,7 +123,7 @@ pub(crate) fn features() -> StepEnd {
         for described in &packages {
             for combination in described.combinations() {
                 let name = &*described.package.name;
-                let mut check = compiler.cargo(&["check", "--quiet", "--lib", "--package", name]);
+                let mut check = compiler.cargo(&["check", "--quiet", "--package", name]);
                 check.args(["--no-default-features", "--features", &combination]);
                 run(check)?;
             }
@@ -185,7 +185,20 @@ pub(crate) fn archives(folder: &Path) -> Result<Vec<PathBuf>, String> {
 pub(crate) fn rehearse() -> Result<(), String> {
     let mut publish = cargo(&["publish", "--workspace", "--dry-run", "--no-verify", "--allow-dirty", "--quiet"]);
     publish.env("CARGO_TARGET_DIR", place::own().join("rehearsal"));
-    run(publish)
+    output_of(publish).map(drop)
+}
+
+/// Rehearses the publication of all crates, if the registry can be reached.
+pub(crate) fn rehearsal() -> StepEnd {
+    match rehearse() {
+        Err(why) if is_unreachable(&why) => StepEnd::LeftOut(format!("the registry cannot be reached: {why}")),
+        other => other.into(),
+    }
+}
+
+/// Returns whether cargo failed because it cannot download the index of the registry.
+fn is_unreachable(why: &str) -> bool {
+    why.contains("download of ") || why.contains("--offline was specified")
 }
 
 /// Packs crates below the folder `place`, and returns their archives.
@@ -375,9 +388,15 @@ mod tests {
             assert_eq!(described.lacking(), ["description", "readme", "keywords", "categories", "rust-version"]);
             described.combinations().into_iter().collect::<Vec<_>>()
         };
-        assert!(features(&[]).is_empty());
+        assert_eq!(features(&[]), [""]);
         assert_eq!(features(&["default", "std"]), ["", "std"]);
         assert_eq!(features(&["a", "b"]), ["", "a", "a,b", "b"]);
+    }
+
+    #[test]
+    fn a_missing_network_is_no_failure_of_a_rehearsal() {
+        assert!(is_unreachable("`cargo publish` failed: exit status: 101\nerror: download of config.json failed\n"));
+        assert!(!is_unreachable("error: failed to verify manifest at `Cargo.toml`\n"));
     }
 
     #[test]

@@ -167,6 +167,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Guide, "guide, its commands", || guide::check().into()),
     // Short calls of cargo come first, because the tests wait for the call that has the lock of their profile.
     plain(Group::Compiling, "packages, combinations of features", packages::features),
+    plain(Group::Compiling, "packages, rehearsal", packages::rehearsal),
     plain(Group::Compiling, OTHER_WHEELS, dist::wheel::link_for_others),
     plain(Group::Compiling, "fuzz targets, build", fuzz::build),
     plain(Group::Compiling, "instruction counter, check", || instructions::check().into()),
