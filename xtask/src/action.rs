@@ -6,13 +6,23 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::shell::{command, output_of, root};
 
 /// The action of GitHub.
 const ACTION: &str = "action.yml";
+
+/// Values of expressions of GitHub in the tests.
+const GITHUB: [(&str, &str); 3] =
+    [("github.server_url", "https://github.com"), ("github.action_repository", REPOSITORY), ("github.action_ref", TAG)];
+
+/// Repository of the action.
+const REPOSITORY: &str = "owner/doorbell";
+
+/// Tag of this release.
+const TAG: &str = concat!("v", env!("CARGO_PKG_VERSION"));
 
 /// Texts by name.
 type Texts = BTreeMap<String, String>;
@@ -27,7 +37,7 @@ struct Step {
     script: String,
 }
 
-/// The action: defaults of its inputs, and its steps.
+/// The action: defaults of its inputs, by names such as `inputs.archive`, and its steps.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Action {
     defaults: Texts,
@@ -41,7 +51,7 @@ impl Action {
         let mut input = "";
         for line in inputs.lines() {
             if let Some(default) = line.strip_prefix("    default: ") {
-                action.defaults.insert(input.to_owned(), default.trim_matches('"').to_owned());
+                action.defaults.insert(format!("inputs.{input}"), default.trim_matches('"').to_owned());
             } else if let Some(name) = line.strip_prefix("  ").and_then(|line| line.strip_suffix(':')) {
                 input = name;
             }
@@ -76,10 +86,24 @@ impl Action {
         Ok(action)
     }
 
-    /// Runs the steps as GitHub's runner does, with these inputs. Returns the environment of later steps.
-    fn run(&self, inputs: &[(&str, &str)], folder: &Path) -> Result<Texts, String> {
+    /// Reads the action of the repository.
+    fn own() -> Result<Self, String> {
+        Self::parse(&read(&root().join(ACTION))?).map_err(|why| format!("{ACTION}: {why}"))
+    }
+
+    /// Runs the steps in a new folder, and then a script that lists the devices.
+    fn lists_devices(&self, given: &[(&str, &str)], folder: &Path, script: &str) -> Result<(), String> {
+        fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let later = self.run(given, folder)?;
+        expect_device(&output_of(shell(&later, folder, script))?, script)
+    }
+
+    /// Runs the steps as GitHub's runner does, with these values of expressions such as `inputs.archive`. Returns the
+    /// environment of later steps.
+    fn run(&self, given: &[(&str, &str)], folder: &Path) -> Result<Texts, String> {
         let mut values = self.defaults.clone();
-        values.extend(inputs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        let all = GITHUB.iter().chain(given);
+        values.extend(all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         let (path_file, environment_file) = (folder.join("path"), folder.join("environment"));
         for file in [&path_file, &environment_file] {
             write(file, "")?;
@@ -91,7 +115,7 @@ impl Action {
                 continue;
             }
             let mut shell = shell(&environment, folder, &step.script);
-            shell.env("GITHUB_ACTION_PATH", root());
+            shell.env("GITHUB_ACTION_PATH", root()).env("no_proxy", "127.0.0.1");
             shell.env("GITHUB_PATH", &path_file).env("GITHUB_ENV", &environment_file);
             for (name, value) in &step.environment {
                 shell.env(name, filled(value, &values)?);
@@ -123,31 +147,42 @@ fn shell(environment: &Texts, folder: &Path, script: &str) -> Command {
 
 /// Returns whether a condition of a step holds.
 fn holds(condition: &str, values: &Texts) -> Result<bool, String> {
-    let parts = condition.strip_prefix("inputs.").and_then(|rest| rest.split_once(" == "));
+    let parts = condition.split_once(" == ").filter(|(name, _)| name.starts_with("inputs."));
     let (name, value) = parts.ok_or_else(|| format!("{condition:?}: must be inputs.NAME == 'VALUE'"))?;
     Ok(values.get(name).is_some_and(|given| given == value.trim_matches('\'')))
 }
 
-/// Returns a text with the values of inputs.
+/// Returns a text with the values of its expressions.
 fn filled(text: &str, values: &Texts) -> Result<String, String> {
-    let Some((before, rest)) = text.split_once("${{ inputs.") else { return Ok(text.to_owned()) };
+    let Some((before, rest)) = text.split_once("${{ ") else { return Ok(text.to_owned()) };
     let (name, after) = rest.split_once(" }}").ok_or_else(|| format!("{text:?}: the expression has no end"))?;
-    let value = values.get(name).ok_or_else(|| format!("{text:?}: the input {name} has no value"))?;
+    let value = values.get(name).ok_or_else(|| format!("{text:?}: {name} has no value"))?;
     Ok(format!("{before}{value}{}", filled(after, values)?))
 }
 
 /// Runs the action with this archive, with and without its environment in later steps.
 pub(crate) fn check(archive: &Path, folder: &Path) -> Result<(), String> {
-    let archive = archive.to_string_lossy();
-    let action = Action::parse(&read(&root().join(ACTION))?).map_err(|why| format!("{ACTION}: {why}"))?;
+    let (action, archive) = (Action::own()?, archive.to_string_lossy());
     for (name, environment, script) in
         [("plain", "false", "doorbell run -- ibv_devices"), ("with-environment", "true", "ibv_devices")]
     {
-        let folder = made(&folder.join(name))?;
-        let later = action.run(&[("archive", &*archive), ("environment", environment)], &folder)?;
-        expect_device(&output_of(shell(&later, &folder, script))?, script)?;
+        let given = [("inputs.archive", &*archive), ("inputs.environment", environment)];
+        action.lists_devices(&given, &folder.join(name), script)?;
     }
     Ok(())
+}
+
+/// Runs the action with a wheel: without an archive, as a file of the release, and at an address with a query.
+pub(crate) fn check_wheel(wheel: &Path, folder: &Path) -> Result<(), String> {
+    let action = Action::own()?;
+    let name = wheel.file_name().unwrap_or_default().to_string_lossy();
+    let (release, with_query) = (format!("{REPOSITORY}/releases/download/{TAG}/{name}"), format!("{name}?token=1"));
+    let script = "doorbell run -- ibv_devices";
+    let address = served(wheel, &release)?;
+    let server = address.strip_suffix(&format!("/{release}")).unwrap_or_default();
+    action.lists_devices(&[("github.server_url", server)], &folder.join("release"), script)?;
+    let address = served(wheel, &with_query)?;
+    action.lists_devices(&[("inputs.archive", &*address)], &folder.join("query"), script)
 }
 
 /// Serves a file over HTTP at the path `path`, and returns its address. The server answers one request.
@@ -179,12 +214,6 @@ pub(crate) fn expect_device(output: &str, name: &str) -> Result<(), String> {
     if output.contains("doorbell0") { Ok(()) } else { Err(format!("{name} finds no doorbell0:\n{output}")) }
 }
 
-/// Creates a folder, and returns its path.
-fn made(folder: &Path) -> Result<PathBuf, String> {
-    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    Ok(folder.to_owned())
-}
-
 pub(crate) fn read(file: &Path) -> Result<String, String> {
     fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
 }
@@ -207,9 +236,10 @@ mod tests {
 
     #[test]
     fn the_action_of_the_repository_has_the_known_form() {
-        let action = Action::parse(&read(&root().join(ACTION)).unwrap()).unwrap();
+        let action = Action::own().unwrap();
         assert!(action.steps.len() == 2 && action.steps.iter().all(|step| !step.script.is_empty()), "{action:?}");
-        assert_eq!(action.defaults.get("environment").map(String::as_str), Some("false"));
+        let default = |name: &str| action.defaults.get(name).map(String::as_str);
+        assert_eq!([default("inputs.archive"), default("inputs.environment")], [Some(""), Some("false")]);
     }
 
     #[test]
@@ -218,7 +248,7 @@ mod tests {
         assert_eq!(action.steps[1].script, "echo \"X=1\" >> \"$GITHUB_ENV\"\ntrue\n");
         let folder = tempfile::tempdir().unwrap();
         for (given, expected) in [("yes", "/a:1"), ("no", "/a:")] {
-            let later = action.run(&[("a", "/a"), ("b", given)], folder.path()).unwrap();
+            let later = action.run(&[("inputs.a", "/a"), ("inputs.b", given)], folder.path()).unwrap();
             let printed = output_of(shell(&later, folder.path(), "echo \"${PATH%%:*}:${X:-}\"")).unwrap();
             assert_eq!(printed.trim(), expected);
         }
@@ -290,6 +320,10 @@ mod tests {
         assert!(parse("runs:\n  steps:\n    - name: A\n      uses: b\n").contains("uses: b"));
         assert!(parse("runs:\n  steps:\n      run: b\n").contains("before the first step"));
         assert!(holds("always()", &Texts::new()).unwrap_err().contains("inputs.NAME"));
-        assert!(filled("${{ inputs.c }}", &Texts::new()).unwrap_err().contains("the input c has no value"));
+        assert!(holds("github.ref == 'a'", &Texts::new()).unwrap_err().contains("inputs.NAME"));
+        for name in ["inputs.c", "github.token"] {
+            let why = filled(&format!("${{{{ {name} }}}}"), &Texts::new()).unwrap_err();
+            assert!(why.contains(&format!("{name} has no value")), "{why}");
+        }
     }
 }

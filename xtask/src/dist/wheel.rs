@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::zig::{self, GLIBC, Machine};
 use super::{copy, empty, ended, print, publish};
-use crate::action::expect_device;
+use crate::action::{self, expect_device};
 use crate::programs::{self, DROP_INS};
 use crate::shell::{Running, command, output_of, root, run, target};
 use crate::test::StepEnd;
@@ -219,6 +219,7 @@ fn used(wheel: &Path) -> Result<(), String> {
     let took = begun.elapsed();
     eprintln!("{:.1} s from a new environment to the end of ib_send_bw", took.as_secs_f64());
     installed_by_script(wheel)?;
+    action::check_wheel(Path::new(wheel), &place::own_file("action"))?;
     network::outside(|| run(peers::pip(&python, &[TESTERS, &programs::WHEELS, ONE_SHOT].concat())))?;
     one_shot(&bin.join("uv"), wheel)?;
     run(pytest(&python, &python, "python/tests"))?;
