@@ -43,6 +43,12 @@ pub trait Progress {
     /// Adds a measurement.
     fn advance(&self);
 
+    /// Shows that all measurements of an experiment are done.
+    fn finish(&self, experiment: &str);
+
+    /// Shows that a round over all points has ended, and that others follow. Rounds count from 1.
+    fn end_round(&self, round: usize, rounds: usize);
+
     /// Shows a note about a failed measurement.
     fn note(&self, text: &str);
 }
@@ -61,15 +67,19 @@ pub fn measure_all<P: Progress>(
     repetitions: usize,
     progress: impl FnOnce(u64, u64) -> P,
 ) -> Result<Studied, Failure> {
-    let points: Vec<(&Experiment, &Point)> = experiments
+    let points: Vec<(usize, &Experiment, &Point)> = experiments
         .iter()
-        .flat_map(|experiment| experiment.points.iter().map(move |point| (experiment, point)))
+        .enumerate()
+        .flat_map(|(index, experiment)| experiment.points.iter().map(move |point| (index, experiment, point)))
         .collect();
     let environment = source.environment();
-    let mut done = Vec::new();
-    for &(experiment, point) in &points {
+    // Number of measurements of each point, and number of missing ones of each experiment.
+    let (mut done, mut missing) = (Vec::new(), vec![0; experiments.len()]);
+    for &(index, experiment, point) in &points {
         let environment = point.environment(environment);
-        done.push(directory.get(experiment, point, &environment)?.map_or(0, |record| record.repetitions.len()));
+        let count = directory.get(experiment, point, &environment)?.map_or(0, |record| record.repetitions.len());
+        missing[index] += repetitions.saturating_sub(count);
+        done.push(count);
     }
     let already: usize = done.iter().map(|&count| count.min(repetitions)).sum();
     let progress = progress((points.len() * repetitions) as u64, already as u64);
@@ -77,7 +87,8 @@ pub fn measure_all<P: Progress>(
     let mut failed_in_a_row = 0;
     // In one additional round, repeat measurements that have failed once, such as on a busy machine.
     for round in 1..=repetitions + 1 {
-        for (&(experiment, point), done) in points.iter().zip(&mut done) {
+        let measured_before = outcome.measured;
+        for (&(index, experiment, point), done) in points.iter().zip(&mut done) {
             if *done >= round.min(repetitions) {
                 continue;
             }
@@ -91,6 +102,10 @@ pub fn measure_all<P: Progress>(
                     outcome.measured += 1;
                     failed_in_a_row = 0;
                     progress.advance();
+                    missing[index] -= 1;
+                    if missing[index] == 0 {
+                        progress.finish(&experiment.name);
+                    }
                 }
                 Err(error) => {
                     let what = format!("{}, {}, {}: {error}", experiment.name, point.series, point.x);
@@ -113,6 +128,9 @@ pub fn measure_all<P: Progress>(
                     }
                 }
             }
+        }
+        if round < repetitions && outcome.measured > measured_before {
+            progress.end_round(round, repetitions);
         }
     }
     drop(progress);

@@ -1,6 +1,6 @@
 //! Progress bar of long commands.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use doorbell_campaign::rounds::Progress;
@@ -100,43 +100,47 @@ impl Candidates {
     }
 }
 
-/// Progress of a study: a bar, or a line on standard error after each experiment if that is no terminal. A study
-/// measures in rounds over all experiments, so an experiment has a line in each round.
+/// Progress of a study: a bar, or lines on standard error if that is no terminal. A study measures in rounds over all
+/// experiments. Each round but the last has a line at its end, and each experiment when its last measurement is done.
 pub(crate) struct StudyBar {
     bar: ProgressBar,
-    /// Name of the experiment that is measured now. Empty before the first one.
-    experiment: RefCell<String>,
 }
 
 impl StudyBar {
     /// Returns the bar of `length` measurements, of which `already` are done.
     pub(crate) fn new(length: u64, already: u64) -> Self {
-        Self { bar: bar(length, already), experiment: RefCell::new(String::new()) }
+        Self { bar: bar(length, already) }
     }
 
-    /// Sets the experiment that is measured now. Returns the line of the one before, if that has ended.
-    fn begin(&self, experiment: &str) -> Option<String> {
-        let before = self.experiment.replace(experiment.to_owned());
+    /// Returns a line with the share of measurements that are done.
+    fn line(&self, text: &str) -> String {
         let share = self.bar.position() as f64 / self.bar.length().unwrap_or(0).max(1) as f64;
-        (!before.is_empty() && before != experiment).then(|| format!("{:>3.0} %  {before}", 100.0 * share))
+        format!("{:>3.0} %  {text}", 100.0 * share)
     }
 
-    /// Shows that an experiment begins, and writes the line of the one before.
-    fn pass_to(&self, experiment: &str) {
-        if let Some(line) = self.begin(experiment).filter(|_| self.bar.is_hidden()) {
-            note!("{line}");
+    /// Writes a line, unless the bar is shown.
+    fn write(&self, text: &str) {
+        if self.bar.is_hidden() {
+            note!("{}", self.line(text));
         }
     }
 }
 
 impl Progress for StudyBar {
     fn show(&self, point: &str) {
-        self.pass_to(point.split_once(", ").map_or(point, |(experiment, _)| experiment));
         show(&self.bar, point);
     }
 
     fn advance(&self) {
         self.bar.inc(1);
+    }
+
+    fn finish(&self, experiment: &str) {
+        self.write(experiment);
+    }
+
+    fn end_round(&self, round: usize, rounds: usize) {
+        self.write(&format!("round {round} of {rounds}"));
     }
 
     fn note(&self, text: &str) {
@@ -146,7 +150,6 @@ impl Progress for StudyBar {
 
 impl Drop for StudyBar {
     fn drop(&mut self) {
-        self.pass_to("");
         self.bar.finish_and_clear();
     }
 }
@@ -163,16 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_has_a_line_after_its_last_point() {
-        let bar = StudyBar::new(8, 1);
-        assert_eq!(bar.begin("send-receive/latency"), None);
-        bar.advance();
-        assert_eq!(bar.begin("send-receive/latency"), None);
-        bar.advance();
-        bar.advance();
-        assert_eq!(bar.begin("send-receive/window").as_deref(), Some(" 50 %  send-receive/latency"));
-        assert_eq!(bar.begin("").as_deref(), Some(" 50 %  send-receive/window"));
-        assert_eq!(bar.begin(""), None);
+    fn lines_state_the_share_of_measurements() {
+        let bar = StudyBar::new(8, 2);
+        assert_eq!(bar.line("round 1 of 3"), " 25 %  round 1 of 3");
+        (0..2).for_each(|_| bar.advance());
+        assert_eq!(bar.line("send-receive/latency"), " 50 %  send-receive/latency");
+        assert_eq!(StudyBar::new(0, 0).line("nothing"), "  0 %  nothing");
     }
 
     #[test]

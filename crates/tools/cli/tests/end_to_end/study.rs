@@ -241,6 +241,26 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
 }
 
+/// Without a terminal, each experiment has a line once its last repetition is done. The best protocols follow.
+#[test]
+fn a_study_states_its_progress_and_answers_for_five_sizes() {
+    let _one_at_a_time = measuring();
+    let (scratch, names) = (Scratch::new("answers"), ["send-receive/latency", "direct-read/latency"]);
+    let said = run(&format!("study {} --out {}", names.join(" "), scratch.path())).expect_status(0).stderr;
+    let places = |end: &str| -> Vec<usize> {
+        let lines = said.lines().enumerate();
+        lines.filter(|(_, line)| line.ends_with(&format!(" %  {end}"))).map(|(place, _)| place).collect()
+    };
+    let rounds = ["round 1 of 3", "round 2 of 3"].map(places);
+    assert!(rounds[0].len() == 1 && rounds[1].len() == 1 && rounds[0] < rounds[1], "{said}");
+    assert!(places("round 3 of 3").is_empty(), "{said}");
+    for name in names {
+        let found = places(name);
+        assert!(found.len() == 1 && found > rounds[1], "{name}: {said}");
+    }
+    assert_eq!(said.matches(" has the lowest latency, ").count(), 5, "{said}");
+}
+
 #[test]
 fn an_interrupted_study_continues() {
     let _one_at_a_time = measuring();
