@@ -265,6 +265,7 @@ mod tests {
         assert_eq!(all.len(), 8);
         assert_eq!(all.iter().map(|journey| &journey.name).collect::<BTreeSet<_>>().len(), all.len());
         for Journey { name, goal_s, step, .. } in &all {
+            assert!(step.len() <= 3, "{name} takes a newcomer more than three commands");
             assert!(*goal_s > 0.0 && step.last().is_some_and(|last| last.answer.is_some()), "{name}");
             let has_port = step.iter().any(|step| step.run.contains(PORT));
             assert_eq!(has_port, step.iter().any(|step| step.listens), "{name}");

@@ -41,7 +41,7 @@ use source::PointSource;
 const EXAMPLES: &str = "\
 Examples:
   doorbell study                            everything, three minutes at most
-  doorbell study --standard                 everything, with more points, a few minutes more
+  doorbell study --standard                 everything, with more points, ten minutes at most
   doorbell study send-receive/window        one experiment
   doorbell study --request 200 --reply 64K --clients 24
                                             your requests, with every protocol
