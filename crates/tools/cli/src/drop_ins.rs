@@ -28,9 +28,13 @@ const DROP_INS: Files<'static> = include!(concat!(env!("OUT_DIR"), "/drop_ins.rs
 pub(crate) fn variables() -> Result<Vec<(&'static str, OsString)>, LibraryError> {
     doorbell_reach::variables(|library| {
         let written = cache().and_then(|cache| write(&cache, library, DROP_INS));
-        written
-            .inspect_err(|error| note!("doorbell: no drop-in for programs that open libibverbs themselves: {error}"))
-            .ok()
+        let say = |error: &io::Error| {
+            note!(
+                "doorbell: no drop-in for programs that open libibverbs themselves: {error}; set XDG_CACHE_HOME to a \
+                 folder that can be written"
+            );
+        };
+        written.inspect_err(say).ok()
     })
 }
 

@@ -8,6 +8,17 @@ use crate::command::{Running, doorbell, list, measuring};
 use crate::counters::World;
 use crate::study::{Scratch, records};
 
+/// The dynamic linker finds an empty file before a libibverbs of this machine.
+#[test]
+fn a_missing_libibverbs_has_a_remedy() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
+    std::fs::write(folder.path().join("libibverbs.so.1"), "").expect("the temporary folder can be written");
+    let mut command = doorbell("bench lat -n 1 -s 16 -d mlx5_0");
+    command.env("LD_LIBRARY_PATH", folder.path());
+    let words = ["libibverbs cannot be loaded (", "Debian's packages libibverbs1 and ibverbs-providers"];
+    Running::start(command).finish().expect_complaint(1, &words);
+}
+
 /// With DOORBELL_DEVICES, `-d` takes each device of the list. The device has its address of DOORBELL_BIND.
 #[test]
 fn each_software_rnic_of_the_list_can_be_measured() {

@@ -325,12 +325,16 @@ fn a_watched_program_causes_the_note_of_drop_ins_once() {
     let home = tempfile::tempdir().expect("a temporary folder can be created");
     let library = home.path().join("libdoorbell_ibverbs");
     fs::write(&library, "no library").expect("the temporary folder can be written");
-    let mut command = doorbell("run --fault");
-    command.args(["drop nth=1", "--", "sh", "-c", "exit 7"]);
-    command.env("DOORBELL_PRELOAD_LIB", &library).env_remove("LD_PRELOAD");
-    command.env_remove("HOME").env_remove("XDG_CACHE_HOME");
-    let finished = Running::start(command).finish().expect_status(7);
-    assert_eq!(finished.stderr.matches("no drop-in for programs").count(), 1, "{}", finished.stderr);
+    // Not even root can write to /proc.
+    for home in [None, Some("/proc/none")] {
+        let mut command = doorbell("run --fault");
+        command.args(["drop nth=1", "--", "sh", "-c", "exit 7"]);
+        command.env("DOORBELL_PRELOAD_LIB", &library).env_remove("LD_PRELOAD");
+        command.env_remove("HOME").env_remove("XDG_CACHE_HOME").envs(home.map(|home| ("HOME", home)));
+        let said = Running::start(command).finish().expect_status(7).stderr;
+        assert_eq!(said.matches("no drop-in for programs").count(), 1, "{said}");
+        assert!(said.contains("; set XDG_CACHE_HOME to a folder that can be written"), "{said}");
+    }
 }
 
 /// The kernel discards the status of children of a process that ignores SIGCHLD.
