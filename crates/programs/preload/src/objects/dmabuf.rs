@@ -103,7 +103,8 @@ impl Memory<'_> {
                 "DMA buffers need a handler of SIGSEGV and SIGBUS, which this processor or this program does not permit",
             ));
         }
-        let head = offset % self.page;
+        // Some exporters map a buffer from its start, whatever the offset of the mapping (`drm_gem_shmem_fault`).
+        let head = if self.is_dma_buf { offset } else { offset % self.page };
         let bytes = (head + length as u64).checked_next_multiple_of(self.page);
         let bytes = bytes.and_then(|bytes| NonZeroUsize::new(usize::try_from(bytes).ok()?));
         let (Some(bytes), Ok(start)) = (bytes, libc::off_t::try_from(offset - head)) else {
