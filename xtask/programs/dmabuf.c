@@ -1,5 +1,6 @@
-/* Regions of memory that a file descriptor names (ibv_reg_dmabuf_mr): memfd, and udmabuf if the kernel has it. The
- * descriptor is closed, or the memory is truncated or sealed, while the region exists. */
+/* Regions of memory that a file descriptor names (ibv_reg_dmabuf_mr): memfd, and a DMA buffer of udmabuf if the kernel
+ * has it. The descriptor is closed, or the memory is truncated or sealed, while the region exists. With the argument
+ * `vgem`, the DMA buffer is one of the module vgem, a graphics card without hardware. */
 #define _GNU_SOURCE
 #include "common.h"
 #include <fcntl.h>
@@ -8,6 +9,7 @@
 
 #define PAGE 4096
 #define LARGE (8 << 20)
+#define BUFFER (4 * PAGE)
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 
 /* Address of a region's first page for work requests. The process has no memory there. */
@@ -234,33 +236,69 @@ static void refused(void)
 	CHECK(close(file) == 0);
 }
 
-/* A DMA buffer of the kernel. */
-static void udmabuf(void)
+/* Returns a DMA buffer of memory, or -1 if the kernel has no udmabuf. */
+static int buffer_of_udmabuf(void)
 {
 	int device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC), file, buffer;
-	struct udmabuf_create create = { .flags = UDMABUF_FLAGS_CLOEXEC, .size = 4 * PAGE };
-	struct ibv_mr *mr;
-	char *view;
+	struct udmabuf_create create = { .flags = UDMABUF_FLAGS_CLOEXEC, .size = BUFFER };
 
-	if (device < 0) {
-		fprintf(stderr, "udmabuf is left out: /dev/udmabuf cannot be opened\n");
-		return;
-	}
-	create.memfd = file = memory_of(4 * PAGE);
+	if (device < 0)
+		return -1;
+	create.memfd = file = memory_of(BUFFER);
 	CHECK(fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
 	CHECK((buffer = ioctl(device, UDMABUF_CREATE, &create)) >= 0);
-	view = view_of(file, 4 * PAGE);
-	CHECK(!ibv_reg_dmabuf_mr(pd, PAGE, 4 * PAGE, IOVA, buffer, ALL) && errno == EINVAL);
-	CHECK((mr = ibv_reg_dmabuf_mr(pd, PAGE, 3 * PAGE, IOVA, buffer, ALL)));
-	CHECK(close(buffer) == 0 && close(file) == 0 && close(device) == 0);
-	fill_own(9);
-	CHECK(run(IBV_WR_RDMA_WRITE, own_mr, own, 3 * PAGE, mr, AT(0)) == IBV_WC_SUCCESS);
-	CHECK(memcmp(view + PAGE, own, 3 * PAGE) == 0);
-	CHECK(ibv_dereg_mr(mr) == 0 && munmap(view, 4 * PAGE) == 0);
+	CHECK(close(file) == 0 && close(device) == 0);
+	return buffer;
 }
 
-int main(void)
+/* Returns a DMA buffer of the first graphics card, which is that of the module vgem. Debian's packages lack the kernel's
+ * header `drm.h`, so its types are here. */
+static int buffer_of_vgem(void)
 {
+	struct {
+		uint32_t height, width, bpp, flags, handle, pitch;
+		uint64_t size;
+	} dumb = { .height = 1, .width = BUFFER / 4, .bpp = 32 };
+	struct {
+		uint32_t handle, flags;
+		int32_t fd;
+	} shared = { .flags = O_CLOEXEC | O_RDWR };
+	int card = open("/dev/dri/card0", O_RDWR | O_CLOEXEC);
+
+	CHECK(card >= 0);
+	/* DRM_IOCTL_MODE_CREATE_DUMB and DRM_IOCTL_PRIME_HANDLE_TO_FD */
+	CHECK(ioctl(card, _IOWR('d', 0xb2, typeof(dumb)), &dumb) == 0 && dumb.size == BUFFER);
+	shared.handle = dumb.handle;
+	CHECK(ioctl(card, _IOWR('d', 0x2d, typeof(shared)), &shared) == 0 && close(card) == 0);
+	return shared.fd;
+}
+
+/* Moves bytes to and from a DMA buffer of the kernel, and closes its descriptor meanwhile. */
+static void dma_buffer(int buffer)
+{
+	char *view = view_of(buffer, BUFFER), *back = own + BUFFER;
+	const uint32_t length = BUFFER - PAGE;
+	struct ibv_mr *mr;
+
+	CHECK(!ibv_reg_dmabuf_mr(pd, PAGE, BUFFER, IOVA, buffer, ALL) && errno == EINVAL);
+	CHECK((mr = ibv_reg_dmabuf_mr(pd, PAGE, length, IOVA, buffer, ALL)));
+	CHECK(close(buffer) == 0);
+	fill_own(9);
+	CHECK(run(IBV_WR_RDMA_WRITE, own_mr, own, length, mr, AT(0)) == IBV_WC_SUCCESS);
+	CHECK(memcmp(view + PAGE, own, length) == 0);
+	view[PAGE] = 99;
+	CHECK(run(IBV_WR_RDMA_READ, own_mr, back, length, mr, AT(0)) == IBV_WC_SUCCESS);
+	CHECK(back[0] == 99 && memcmp(back + 1, own + 1, length - 1) == 0);
+	CHECK(run(IBV_WR_RDMA_WRITE, own_mr, own, 1, mr, AT(length)) == IBV_WC_REM_ACCESS_ERR);
+	CHECK(ibv_dereg_mr(mr) == 0 && munmap(view, BUFFER) == 0);
+	nothing_else_is_harmed();
+}
+
+int main(int count, char **arguments)
+{
+	int is_vgem = count > 1 && strcmp(arguments[1], "vgem") == 0;
+	int buffer = is_vgem ? buffer_of_vgem() : buffer_of_udmabuf();
+
 	open_device();
 	CHECK((own = malloc(LARGE)));
 	CHECK((own_mr = ibv_reg_mr(pd, own, LARGE, ALL)));
@@ -269,7 +307,10 @@ int main(void)
 	truncated_on_the_way();
 	sealed();
 	refused();
-	udmabuf();
+	if (buffer >= 0)
+		dma_buffer(buffer);
+	else
+		fprintf(stderr, "DMA buffers are left out: there is no /dev/udmabuf\n");
 	CHECK(ibv_dereg_mr(own_mr) == 0);
 	close_device();
 	free(own);

@@ -304,6 +304,12 @@ pub(crate) fn under_memcheck() -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
+/// Compiles the program that registers DMA buffers, for a guest whose kernel has some. Returns its path.
+pub(crate) fn of_dma_buffers() -> Result<PathBuf, String> {
+    let options = &["-Wl,--as-needed", "-libverbs", "-lrdmacm"];
+    transfers::Source { compiler: "cc", file: "dmabuf.c", options }.build().map(PathBuf::from)
+}
+
 /// Compiles a program of this repository, and returns its path.
 pub(crate) fn compile(compiler: &str, name: &str, libraries: &[&str]) -> Result<String, String> {
     compile_with(compiler, name, &[], libraries)

@@ -23,6 +23,7 @@ const MODULES: &[&str] = &[
     "rdma_ucm",
     "veth",
     "dummy",
+    "vgem",
     "sch_netem",
     "sch_ingress",
     "cls_u32",

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Guest, missing, sysfs};
+use crate::programs;
 use crate::shell::{root, target};
 use crate::test::{EXCHANGE, StepEnd, VERBS, conformance_suites};
 
@@ -16,7 +17,7 @@ const MESSAGES: u32 = 1_000;
 /// Number of messages that the suites send in tests with loss, of which each loses dozens of packets.
 const LOSSY_MESSAGES: u32 = 2_000;
 
-const COMMANDS: &str = script!("sysfs", "commands");
+const COMMANDS: &str = script!("sysfs", "dmabuf", "commands");
 const LOSS: &str = script!("two_rxe", "loss");
 const TWO_HOSTS: &str = script!("two_rxe", "two_hosts");
 const ON_THE_WIRE: &str = script!("cable", "wire");
@@ -70,12 +71,14 @@ pub(crate) fn verbs(guest: Guest) -> StepEnd {
     suite(guest, VERBS, "--ignored conformance::system::")
 }
 
-/// Runs the command on rxe, and compares the sysfs files of rxe and the software RNIC.
-pub(crate) fn commands(guest: Guest) -> StepEnd {
+/// Runs the command on rxe, compares the sysfs files of rxe and the software RNIC, and registers a DMA buffer.
+pub(crate) fn commands(mut guest: Guest) -> StepEnd {
     if let Some(why) = missing() {
         return StepEnd::LeftOut(why);
     }
-    let compared = guest.run(COMMANDS).and_then(|ended| {
+    let compared = programs::of_dma_buffers().and_then(|program| {
+        guest.files.push(("dmabuf".to_owned(), program));
+        let ended = guest.run(COMMANDS)?;
         ended.passed()?;
         sysfs::compare(&ended.text("rxe.txt")?, &ended.text("own.txt")?)
     });
