@@ -9,12 +9,10 @@ const ALLOWED: [&str; 3] = ["/ports/2/state", "/ports/1/gids/1", "/device/driver
 
 /// Returns the output of a program, unless the program has opened a file that the library should serve.
 pub(super) fn check(said: String) -> Result<String, String> {
-    let is_allowed = |path: &str| ALLOWED.iter().any(|end| path.ends_with(end));
-    let mut unserved = said.lines().filter_map(|line| line.strip_suffix(UNSERVED)).filter(|path| !is_allowed(path));
-    match unserved.next() {
-        Some(path) => Err(format!("the library does not serve a file that a program opens: {path}")),
-        None => Ok(said),
-    }
+    let mut paths = said.lines().filter_map(|line| line.strip_suffix(UNSERVED));
+    let unserved = paths.find(|path| !ALLOWED.iter().any(|end| path.ends_with(end)));
+    let why = unserved.map(|path| format!("the library does not serve a file that a program opens: {path}"));
+    why.map_or(Ok(said), Err)
 }
 
 #[cfg(test)]
