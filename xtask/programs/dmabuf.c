@@ -251,8 +251,8 @@ static int buffer_of_udmabuf(void)
 	return buffer;
 }
 
-/* Returns a DMA buffer of the first graphics card, which is that of the module vgem. Debian's packages lack the kernel's
- * header `drm.h`, so its types are here. */
+/* Returns a DMA buffer of the first graphics card, which is that of the module vgem. Debian's package of the kernel's
+ * headers lacks `drm.h`, so its types are here. */
 static int buffer_of_vgem(void)
 {
 	struct {

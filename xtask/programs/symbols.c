@@ -1,6 +1,6 @@
 /* Compares functions of two libraries that need no device. The arguments are a drop-in library, the library that it
- * replaces, and the list of the drop-in's symbols. The program calls each function that must fail according to the list.
- * It names each difference. */
+ * replaces, and the list of the drop-in's symbols. The program calls each function that must fail by the list. It names
+ * each difference. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
