@@ -3,6 +3,15 @@
 /// Text before the properties of the next block of commands, in an HTML comment.
 const PROPERTIES: &str = "<!-- commands: ";
 
+/// Text before the properties of all further blocks of a page.
+const OF_PAGE: &str = "<!-- commands of this page: ";
+
+/// First line of a block of commands.
+const FENCE: &str = "```console";
+
+/// Fences of shells. Their blocks have no prompts, so the check could not tell commands from output.
+const OTHER_FENCES: [&str; 3] = ["```sh", "```bash", "```shell"];
+
 /// Line of a page that stands for any number of lines.
 const GAP: &str = "...";
 
@@ -15,6 +24,8 @@ pub(super) struct Command {
     /// Lines of output. Without lines, the output is not compared.
     pub(super) output: Vec<String>,
     pub(super) properties: Properties,
+    /// Whether the command runs beside the next one, as in another terminal.
+    pub(super) in_background: bool,
 }
 
 /// Properties of a block of commands.
@@ -22,18 +33,23 @@ pub(super) struct Command {
 pub(super) struct Properties {
     /// Words with a digit differ from run to run.
     figures_vary: bool,
+    /// Each command but the last has a terminal of its own.
+    in_terminals: bool,
     /// Exit status of the last command of the block. The status of other commands is 0.
     pub(super) status: i32,
     is_run: bool,
 }
 
 impl Properties {
-    /// Parses `figures vary`, `status N` and `not run: REASON`, separated by semicolons.
+    /// Parses `figures vary`, `in terminals`, `status N` and `not run: REASON`, separated by semicolons, up to the end
+    /// of a comment.
     fn parse(text: &str) -> Result<Self, String> {
+        let text = text.strip_suffix(" -->").ok_or("the comment must end there")?;
         let mut properties = Self { is_run: true, ..Self::default() };
         for property in text.split("; ") {
             match property.split_once(' ').unwrap_or((property, "")) {
                 ("figures", "vary") => properties.figures_vary = true,
+                ("in", "terminals") => properties.in_terminals = true,
                 ("status", number) => {
                     properties.status = number.parse().map_err(|_| format!("status {number}: must be a number"))?;
                 }
@@ -41,7 +57,7 @@ impl Properties {
                     properties.is_run = false;
                 }
                 _ => {
-                    let allowed = "must be `figures vary`, `status N` or `not run: REASON`";
+                    let allowed = "must be `figures vary`, `in terminals`, `status N` or `not run: REASON`";
                     return Err(format!("{property:?} is no property of commands: {allowed}"));
                 }
             }
@@ -53,17 +69,27 @@ impl Properties {
 /// Returns the commands of a page's `console` blocks that a test can run.
 pub(super) fn commands(page: &str) -> Result<Vec<Command>, String> {
     let mut commands = Vec::new();
-    let usual = Properties { is_run: true, ..Properties::default() };
+    let mut usual = Properties { is_run: true, ..Properties::default() };
     let mut properties = usual;
     let mut lines = page.lines().zip(1..);
     while let Some((text, line)) = lines.next() {
-        if let Some(given) = text.strip_prefix(PROPERTIES) {
-            let given = given.strip_suffix(" -->").ok_or_else(|| format!("line {line}: the comment must end there"))?;
-            properties = Properties::parse(given).map_err(|why| format!("line {line}: {why}"))?;
-        } else if text == "```console" {
-            let block: Vec<(&str, usize)> = lines.by_ref().take_while(|(text, _)| *text != "```").collect();
-            let found = of_block(&block, properties)?;
-            commands.extend(found.into_iter().filter(|command| command.properties.is_run));
+        let shown = text.trim_start();
+        let indentation = text.len() - shown.len();
+        let failed = |why: String| format!("line {line}: {why}");
+        if let Some(given) = shown.strip_prefix(OF_PAGE) {
+            usual = Properties::parse(given).map_err(failed)?;
+            properties = usual;
+        } else if let Some(given) = shown.strip_prefix(PROPERTIES) {
+            properties = Properties::parse(given).map_err(failed)?;
+        } else if OTHER_FENCES.contains(&shown) {
+            return Err(failed(format!("commands must be in a block {FENCE}, each after `$ `")));
+        } else if shown == FENCE {
+            let block = lines.by_ref().take_while(|(text, _)| text.trim_start() != "```");
+            let block: Vec<(&str, usize)> =
+                block.map(|(text, line)| (text.get(indentation..).unwrap_or_default(), line)).collect();
+            if properties.is_run {
+                commands.extend(of_block(&block, properties)?);
+            }
             properties = usual;
         }
     }
@@ -78,7 +104,8 @@ fn of_block(block: &[(&str, usize)], properties: Properties) -> Result<Vec<Comma
         match (text.strip_prefix("$ "), commands.last_mut()) {
             (Some(text), _) => {
                 let properties = Properties { status: 0, ..properties };
-                commands.push(Command { line, text: text.to_owned(), output: Vec::new(), properties });
+                let (text, output) = (text.to_owned(), Vec::new());
+                commands.push(Command { line, text, output, properties, in_background: false });
             }
             (None, Some(command)) if command.output.is_empty() && command.continues() => {
                 command.text.push('\n');
@@ -88,8 +115,9 @@ fn of_block(block: &[(&str, usize)], properties: Properties) -> Result<Vec<Comma
             (None, None) => return Err(format!("line {line}: a block of commands must begin with `$ `")),
         }
     }
-    if let Some(last) = commands.last_mut() {
+    if let Some((last, others)) = commands.split_last_mut() {
         last.properties.status = properties.status;
+        others.iter_mut().for_each(|command| command.in_background = properties.in_terminals);
     }
     Ok(commands)
 }
@@ -153,17 +181,37 @@ mod tests {
 
     #[test]
     fn blocks_have_commands_with_outputs() {
-        let page = "```console\n$ a \\\n    b\nout\n$ c\n```\n\n```sh\nd\n```\n";
+        let page = "```console\n$ a \\\n    b\nout\n$ c\n```\n\n```toml\nd\n```\n";
         assert_eq!(texts(page), [("a \\\n    b".to_owned(), vec!["out".to_owned()]), ("c".to_owned(), vec![])]);
         let page = "```console\n$ cat > x <<'END'\n$a\nEND\nout\n```\n";
         assert_eq!(texts(page), [("cat > x <<'END'\n$a\nEND".to_owned(), vec!["out".to_owned()])]);
         assert!(commands("```console\nout\n```\n").unwrap_err().contains("line 2"));
+        let error = commands("\n```sh\na\n```\n").unwrap_err();
+        assert!(error.starts_with("line 2: commands must be in a block ```console"), "{error}");
+    }
+
+    #[test]
+    fn blocks_of_lists_lose_their_indentation() {
+        let page = "1. List:\n   ```console\n   $ a\n     out\n\n   end\n   ```\n";
+        let output = ["  out", "", "end"].map(str::to_owned).to_vec();
+        assert_eq!(texts(page), [("a".to_owned(), output)]);
+        let page = "1. List:\n   <!-- commands: not run: another host -->\n\n   ```console\n   there$ a\n   ```\n";
+        assert!(texts(page).is_empty());
+    }
+
+    #[test]
+    fn all_commands_but_the_last_have_terminals() {
+        let page = "<!-- commands: in terminals -->\n```console\n$ a\n$ b\n```\n```console\n$ c\n$ d\n```\n";
+        let background: Vec<bool> = commands(page).unwrap().iter().map(|command| command.in_background).collect();
+        assert_eq!(background, [true, false, false, false]);
     }
 
     #[test]
     fn properties_hold_for_one_block() {
         let page = "<!-- commands: not run: no network -->\n```console\n$ a\n```\n```console\n$ b\n$ c\n```\n";
         assert_eq!(texts(page), [("b".to_owned(), vec![]), ("c".to_owned(), vec![])]);
+        let page = "<!-- commands of this page: not run: a table -->\n```console\n$ a\n```\n```console\n$ b\n```\n";
+        assert!(texts(page).is_empty());
         let page = "<!-- commands: figures vary; status 3 -->\n\n```console\n$ a\n$ b\n```\n";
         let statuses: Vec<i32> = commands(page).unwrap().iter().map(|command| command.properties.status).collect();
         assert_eq!(statuses, [0, 3]);
