@@ -44,9 +44,10 @@ limit-results = 30
 ";
 
 /// Pages that `doorbell man --markdown` writes, each with its title. They are no files of the repository.
-const GENERATED: [(&str, &str); 4] = [
+const GENERATED: [(&str, &str); 5] = [
     ("Commands and options", "commands.md"),
     ("Settings of a measurement", "settings.md"),
+    ("Fields of records", "records.md"),
     ("Counters", "counters.md"),
     ("Fields of testbeds", "testbed-fields.md"),
 ];

@@ -4,58 +4,62 @@ use serde::{Deserialize, Serialize};
 
 use doorbell_verbs::DeviceAttributes;
 
+use crate::described::described;
 use doorbell_machine::pinning::Pinning;
 use doorbell_machine::{Adapter, Machine, Root};
 
-/// Machine and device of a measurement.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Environment {
-    /// Version of Doorbell.
-    pub doorbell: String,
-    /// Kernel release.
-    pub kernel: String,
-    /// Model of the processor.
-    pub cpu: String,
-    /// Number of processors that the process may use.
-    pub cpus: usize,
-    /// Time of the measurement, in seconds since 1970.
-    pub unix_time_s: u64,
-    /// Name of the device.
-    pub device: String,
-    /// Provider of the device: `soft` is the embedded software RNIC.
-    pub provider: String,
-    /// UDP port of the device. RoCE v2 uses 4791.
-    pub udp_port: u16,
-    /// Largest path MTU of the device's port.
-    pub active_mtu: usize,
-    /// Bytes of the receive buffer that the kernel granted, including the kernel's own overhead.
-    pub receive_buffer_bytes: usize,
-    /// Further properties of the machine. Records of earlier releases have none.
-    #[serde(default)]
-    pub machine: Machine,
-    /// Hardware of the device. The embedded software RNIC has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub adapter: Option<Adapter>,
-    /// Options of the software RNIC: `--link`, `--ack` and the version of IP. Records of earlier releases have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub soft_options: Option<String>,
-    /// Faults that were injected (`--fault`, `--fault-plan`), as text that `--fault` takes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fault_plan: Option<String>,
-    /// CPUs to which polling threads were pinned. Records of earlier releases have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pinning: Option<Pinning>,
-    /// Environment of the other end, if the other end is on another machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer: Option<Box<Environment>>,
-    /// Environments of the other hosts in the order of their numbers, if there are more than two hosts or a launcher
-    /// started the hosts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub hosts: Vec<Environment>,
-    /// Testbed that was simulated in virtual time. With a testbed, nothing was measured, and kernel and processors
-    /// describe the testbed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub testbed: Option<SimulatedTestbed>,
+described! {
+    /// Machine and device of a measurement.
+    #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+    pub struct Environment {
+        /// Version of Doorbell.
+        pub doorbell: String,
+        /// Kernel release.
+        pub kernel: String,
+        /// Model of the processor.
+        pub cpu: String,
+        /// Number of processors that the process may use.
+        pub cpus: usize,
+        /// Time of the measurement, in seconds since 1970.
+        pub unix_time_s: u64,
+        /// Name of the device.
+        pub device: String,
+        /// Provider of the device: `soft` is the embedded software RNIC.
+        pub provider: String,
+        /// UDP port of the device. RoCE v2 uses 4791.
+        pub udp_port: u16,
+        /// Largest path MTU of the device's port.
+        pub active_mtu: usize,
+        /// Bytes of the receive buffer that the kernel granted, including the kernel's own overhead.
+        pub receive_buffer_bytes: usize,
+        /// Further properties of the machine. Records of earlier releases have none.
+        #[serde(default)]
+        pub machine: Machine,
+        /// Hardware of the device. The embedded software RNIC has none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub adapter: Option<Adapter>,
+        /// Options of the software RNIC: `--link`, `--ack` and the version of IP. Records of earlier releases have
+        /// none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub soft_options: Option<String>,
+        /// Faults that were injected (`--fault`, `--fault-plan`), as text that `--fault` takes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub fault_plan: Option<String>,
+        /// CPUs to which polling threads were pinned. Records of earlier releases have none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub pinning: Option<Pinning>,
+        /// Environment of the other end, if the other end is on another machine.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub peer: Option<Box<Environment>>,
+        /// Environments of the other hosts in the order of their numbers, if there are more than two hosts or a
+        /// launcher started the hosts.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub hosts: Vec<Environment>,
+        /// Testbed that was simulated in virtual time. With a testbed, nothing was measured, and kernel and processors
+        /// describe the testbed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub testbed: Option<SimulatedTestbed>,
+    }
 }
 
 /// Testbed in virtual time.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod described;
 mod environment;
 mod far;
 mod fit;

@@ -5,6 +5,7 @@ use doorbell_protocols::Protocol;
 use doorbell_verbs::PathMtu;
 use serde::{Deserialize, Serialize};
 
+use crate::described::described;
 use crate::far::FarPoint;
 use crate::link::Link;
 use crate::memory::{bytes_behind, stride};
@@ -103,21 +104,24 @@ pub struct Parameters {
     pub far: Option<Box<FarPoint>>,
 }
 
-/// Sizes of queues and buffers of one point, after fitting.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fitted {
-    /// Maximum number of unacknowledged messages.
-    pub window: usize,
-    /// Messages per post.
-    pub batch: usize,
-    /// Receive buffers per connection. One-sided operations have none. With shared buffers, the number is the share of
-    /// one connection.
-    pub depth: usize,
-    /// Send buffers: at most [`Parameters::buffers`]. If there are fewer buffers than window slots, several slots share
-    /// a buffer. For one-sided operations, the other end has the same number of buffers as sources or targets.
-    pub send_buffers: usize,
-    /// Notes for the user about reduced values.
-    pub notes: Vec<String>,
+described! {
+    /// Sizes of queues and buffers of one point, after fitting.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct Fitted {
+        /// Maximum number of unacknowledged messages.
+        pub window: usize,
+        /// Messages per post.
+        pub batch: usize,
+        /// Receive buffers per connection. One-sided operations have none. With shared buffers, the number is the share
+        /// of one connection.
+        pub depth: usize,
+        /// Send buffers: at most [`Parameters::buffers`]. If there are fewer buffers than window slots, several slots
+        /// share a buffer. For one-sided operations, the other end has the same number of buffers as sources or
+        /// targets.
+        pub send_buffers: usize,
+        /// Notes for the user about reduced values.
+        pub notes: Vec<String>,
+    }
 }
 
 /// Maximum sum of the windows of all connections, and maximum sum of their depths. Each message of a window and each

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::described::described;
 use crate::environment::Environment;
 use crate::link::Carried;
 use crate::parameters::Parameters;
@@ -19,25 +20,27 @@ const MAX_VALUE: f64 = 1e15;
 /// Maximum bytes of a name.
 const MAX_NAME: usize = 200;
 
-/// Point with the results of all repetitions.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PointRecord {
-    /// [`PointRecord::FORMAT`].
-    pub format: String,
-    /// [`PointRecord::SCHEMA`].
-    pub schema: u64,
-    /// Name of the experiment.
-    pub experiment: String,
-    /// Name of the curve.
-    pub series: String,
-    /// Position on the axis.
-    pub x: f64,
-    /// Machine and device.
-    pub environment: Environment,
-    /// Parameters of the point.
-    pub parameters: Parameters,
-    /// Result of each repetition.
-    pub repetitions: Vec<PointResult>,
+described! {
+    /// Point with the results of all repetitions.
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    pub struct PointRecord {
+        /// Format of the file: `doorbell-study-point`.
+        pub format: String,
+        /// Version of the schema: 1. Later releases may add fields, so a reader ignores unknown fields.
+        pub schema: u64,
+        /// Name of the experiment.
+        pub experiment: String,
+        /// Name of the curve.
+        pub series: String,
+        /// Position on the axis of the experiment, such as the message size.
+        pub x: f64,
+        /// Machine and device.
+        pub environment: Environment,
+        /// Requested parameters. `sizes` has one size.
+        pub parameters: Parameters,
+        /// Result of each repetition, at most 1,000.
+        pub repetitions: Vec<PointResult>,
+    }
 }
 
 /// Reason why a text is not the record of a point.

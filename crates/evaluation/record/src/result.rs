@@ -8,6 +8,7 @@ use doorbell_wire::IpVersion;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::described::described;
 use crate::environment::Environment;
 use crate::far::Figures;
 use crate::link::{Carried, CarriedBy};
@@ -19,17 +20,19 @@ use doorbell_machine::cpu::{CpuPerMessage, CpuTime};
 /// Number of significant digits of a recorded value.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// Record of one run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RunRecord {
-    /// [`RunRecord::SCHEMA`].
-    pub schema: String,
-    /// Machine and device.
-    pub environment: Environment,
-    /// Requested parameters.
-    pub parameters: Parameters,
-    /// Results, one per size.
-    pub results: Vec<PointResult>,
+described! {
+    /// Record of one run.
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    pub struct RunRecord {
+        /// Format and version of the schema: `doorbell-bench/1`.
+        pub schema: String,
+        /// Machine and device.
+        pub environment: Environment,
+        /// Requested parameters.
+        pub parameters: Parameters,
+        /// Results, one per size.
+        pub results: Vec<PointResult>,
+    }
 }
 
 impl RunRecord {
@@ -37,116 +40,120 @@ impl RunRecord {
     pub const SCHEMA: &str = "doorbell-bench/1";
 }
 
-/// Result of one point.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct PointResult {
-    /// Bytes per message. Of request-response, bytes of a request.
-    pub bytes: usize,
-    /// Number of measured messages of all connections. In bidirectional measurements, messages of both directions
-    /// count.
-    pub messages: u64,
-    /// Duration in seconds.
-    pub seconds: f64,
-    /// Messages per second.
-    pub messages_per_s: f64,
-    /// Payload bytes per second. Of requests and replies, only the longer one counts.
-    pub bytes_per_s: f64,
-    /// Latency figures of latency measurements, request-response and one-sided operations. [`timed`](Self::timed) names
-    /// the measured interval. With a rate, the interval begins when the message was due.
-    pub latency_ns: Option<Latency>,
-    /// Interval that the latency measures.
-    #[serde(default)]
-    pub timed: Timed,
-    /// All times from which `latency_ns` was computed.
-    #[serde(default)]
-    pub histogram_ns: Option<Buckets>,
-    /// Window, depth and number of buffers after the fit into the memory cap.
-    pub fitted: Fitted,
-    /// Path MTU in use.
-    pub mtu: usize,
-    /// Counters of both ends, over the whole life of the connections.
-    pub counters: BothEnds<BTreeMap<String, u64>>,
-    /// For each end, packets lost below the RNIC and numbers of packets by link, over the whole life of the
-    /// connections.
-    #[serde(default)]
-    pub link: BothEnds<BTreeMap<String, u64>>,
-    /// Link that carried the packets of both ends. [`carried`](Self::carried) returns the numbers. The link of a
-    /// hardware RNIC is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub carried_by: Option<CarriedBy>,
-    /// Rates of packets and bytes that an observer of each end's NIC counters sees.
-    #[serde(default)]
-    pub rates: BothEnds<Rates>,
-    /// Conclusions that an observer draws from `rates` alone.
-    #[serde(default)]
-    pub explained: BothEnds<Conclusion>,
-    /// Packets that each end sent, by kind.
-    pub counted: BothEnds<Counted>,
-    /// Predicted packets of each end.
-    pub predicted: BothEnds<Predicted>,
-    /// CPU time of both ends.
-    #[serde(default)]
-    pub cpu: BothEnds<CpuTime>,
-    /// CPU time per message. Records of earlier releases have none.
-    #[serde(default)]
-    pub cpu_per_message: BothEnds<CpuPerMessage>,
-    /// Number of messages that did not arrive, or of unanswered ping-pongs, warm-up included. The number is 0 if
-    /// messages are acknowledged.
-    #[serde(default)]
-    pub lost: u64,
-    /// Number of messages with damaged payloads, if payloads were checked.
-    pub damaged: u64,
-    /// Number of attempts to send that failed for lack of credits.
-    pub stalled_on_credits: u64,
-    /// Number of messages that each connection of the asking end sent.
-    #[serde(default)]
-    pub sent_by_connection: Vec<u64>,
-    /// Further figures of points on shared memory.
-    #[serde(default, skip_serializing_if = "Figures::is_empty")]
-    pub far: Figures,
-    /// Results of each host, if there are more than two hosts. In [`counted`](Self::counted) and similar fields,
-    /// `client` is the sum over the asking hosts, and `server` is the sum over the other hosts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub hosts: Vec<HostResult>,
+described! {
+    /// Result of one point.
+    #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+    pub struct PointResult {
+        /// Bytes per message. Of request-response, bytes of a request.
+        pub bytes: usize,
+        /// Number of measured messages of all connections. In bidirectional measurements, messages of both directions
+        /// count.
+        pub messages: u64,
+        /// Duration in seconds.
+        pub seconds: f64,
+        /// Messages per second.
+        pub messages_per_s: f64,
+        /// Payload bytes per second. Of requests and replies, only the longer one counts.
+        pub bytes_per_s: f64,
+        /// Latency figures of latency measurements, request-response and one-sided operations. [`timed`](Self::timed)
+        /// names the measured interval. With a rate, the interval begins when the message was due.
+        pub latency_ns: Option<Latency>,
+        /// Interval that the latency measures.
+        #[serde(default)]
+        pub timed: Timed,
+        /// All times from which `latency_ns` was computed, as pairs of nanoseconds and a count for each bucket.
+        #[serde(default)]
+        pub histogram_ns: Option<Buckets>,
+        /// Window, depth and number of buffers after the fit into the memory cap.
+        pub fitted: Fitted,
+        /// Path MTU in use.
+        pub mtu: usize,
+        /// Counters of both ends, over the whole life of the connections.
+        pub counters: BothEnds<BTreeMap<String, u64>>,
+        /// For each end, packets lost below the RNIC and numbers of packets by link, over the whole life of the
+        /// connections.
+        #[serde(default)]
+        pub link: BothEnds<BTreeMap<String, u64>>,
+        /// Link that carried the packets of both ends. [`carried`](Self::carried) returns the numbers. The link of a
+        /// hardware RNIC is unknown.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub carried_by: Option<CarriedBy>,
+        /// Rates of packets and bytes that an observer of each end's NIC counters sees.
+        #[serde(default)]
+        pub rates: BothEnds<Rates>,
+        /// Conclusions that an observer draws from `rates` alone.
+        #[serde(default)]
+        pub explained: BothEnds<Conclusion>,
+        /// Packets that each end sent, by kind.
+        pub counted: BothEnds<Counted>,
+        /// Predicted packets of each end.
+        pub predicted: BothEnds<Predicted>,
+        /// CPU time of both ends.
+        #[serde(default)]
+        pub cpu: BothEnds<CpuTime>,
+        /// CPU time per message. Records of earlier releases have none.
+        #[serde(default)]
+        pub cpu_per_message: BothEnds<CpuPerMessage>,
+        /// Number of messages that did not arrive, or of unanswered ping-pongs, warm-up included. The number is 0 if
+        /// messages are acknowledged.
+        #[serde(default)]
+        pub lost: u64,
+        /// Number of messages with damaged payloads, if payloads were checked.
+        pub damaged: u64,
+        /// Number of attempts to send that failed for lack of credits.
+        pub stalled_on_credits: u64,
+        /// Number of messages that each connection of the asking end sent.
+        #[serde(default)]
+        pub sent_by_connection: Vec<u64>,
+        /// Further figures of points on shared memory.
+        #[serde(default, skip_serializing_if = "Figures::is_empty")]
+        pub far: Figures,
+        /// Results of each host, if there are more than two hosts. In [`counted`](Self::counted) and similar fields,
+        /// `client` is the sum over the asking hosts, and `server` is the sum over the other hosts.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub hosts: Vec<HostResult>,
+    }
 }
 
-/// Result of one of several hosts in a point.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct HostResult {
-    /// Number of the host. Host 0 is the machine of the record's environment. Other hosts follow in the order of
-    /// [`Environment::hosts`].
-    pub number: usize,
-    /// Name of the host that the user gave.
-    pub name: String,
-    /// Role of the host in each of its connections.
-    pub role: String,
-    /// Whether the host had an asking end.
-    pub asks: bool,
-    /// Number of connections with an end on the host.
-    pub connections: usize,
-    /// Messages sent, warm-up included.
-    pub sent: u64,
-    /// Messages received.
-    pub received: u64,
-    /// Packets that the host sent.
-    pub counted: Counted,
-    /// Predicted packets.
-    pub predicted: Predicted,
-    /// CPU time of the host.
-    pub cpu: CpuTime,
-    /// CPU time per sent message, or per received message on a host that does not ask. Records of earlier releases
-    /// have none.
-    #[serde(default)]
-    pub cpu_per_message: CpuPerMessage,
-    /// Packets lost below the host's RNIC.
-    pub link: BTreeMap<String, u64>,
-    /// Time from the agreed start to the first counted message of an asking host, in nanoseconds. Other hosts start
-    /// with the first arriving message and have no value.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late_ns: Option<u64>,
-    /// Maximum error of the coordinator's estimate of the host's clock: half of the shortest round trip, in
-    /// nanoseconds.
-    pub clock_ns: u64,
+described! {
+    /// Result of one of several hosts in a point.
+    #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+    pub struct HostResult {
+        /// Number of the host. Host 0 is the machine of the record's environment. Other hosts follow in the order of
+        /// [`Environment::hosts`].
+        pub number: usize,
+        /// Name of the host that the user gave.
+        pub name: String,
+        /// Role of the host in each of its connections.
+        pub role: String,
+        /// Whether the host had an asking end.
+        pub asks: bool,
+        /// Number of connections with an end on the host.
+        pub connections: usize,
+        /// Messages sent, warm-up included.
+        pub sent: u64,
+        /// Messages received.
+        pub received: u64,
+        /// Packets that the host sent.
+        pub counted: Counted,
+        /// Predicted packets.
+        pub predicted: Predicted,
+        /// CPU time of the host.
+        pub cpu: CpuTime,
+        /// CPU time per sent message, or per received message on a host that does not ask. Records of earlier releases
+        /// have none.
+        #[serde(default)]
+        pub cpu_per_message: CpuPerMessage,
+        /// Packets lost below the host's RNIC.
+        pub link: BTreeMap<String, u64>,
+        /// Time from the agreed start to the first counted message of an asking host, in nanoseconds. Other hosts start
+        /// with the first arriving message and have no value.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub late_ns: Option<u64>,
+        /// Maximum error of the coordinator's estimate of the host's clock: half of the shortest round trip, in
+        /// nanoseconds.
+        pub clock_ns: u64,
+    }
 }
 
 impl HostResult {
@@ -182,21 +189,23 @@ pub struct BothEnds<T> {
     pub server: T,
 }
 
-/// Figures of a histogram.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
-    /// Minimum.
-    pub min: u64,
-    /// Median.
-    pub p50: u64,
-    /// Mean.
-    pub mean: f64,
-    /// 99th percentile.
-    pub p99: u64,
-    /// 99.9th percentile.
-    pub p999: u64,
-    /// Maximum.
-    pub max: u64,
+described! {
+    /// Figures of a histogram.
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    pub struct Latency {
+        /// Minimum.
+        pub min: u64,
+        /// Median.
+        pub p50: u64,
+        /// Mean.
+        pub mean: f64,
+        /// 99th percentile.
+        pub p99: u64,
+        /// 99.9th percentile.
+        pub p999: u64,
+        /// Maximum.
+        pub max: u64,
+    }
 }
 
 impl Latency {
@@ -290,28 +299,30 @@ impl Conclusion {
     }
 }
 
-/// Packets that one end sent, by kind. Data packets are first transmissions, without messages that carry only
-/// credits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
-    /// Request packets of data messages.
-    pub data_packets: u64,
-    /// Frame bytes of the request packets of data messages.
-    pub data_bytes: u64,
-    /// Packets that carry credits or a goodbye, or check whether the peer is alive.
-    pub control_packets: u64,
-    /// ACKs and NAKs.
-    pub ack_packets: u64,
-    /// Retransmitted packets.
-    pub retransmitted_packets: u64,
-    /// RNR NAKs sent.
-    pub rnr_naks: u64,
-    /// Packets that answer READs and atomics, including answers to retransmitted requests.
-    #[serde(default)]
-    pub response_packets: u64,
-    /// Frame bytes of the packets that answer READs and atomics.
-    #[serde(default)]
-    pub response_bytes: u64,
+described! {
+    /// Packets that one end sent, by kind. Data packets are first transmissions, without messages that carry only
+    /// credits.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct Counted {
+        /// Request packets of data messages.
+        pub data_packets: u64,
+        /// Frame bytes of the request packets of data messages.
+        pub data_bytes: u64,
+        /// Packets that carry credits or a goodbye, or check whether the peer is alive.
+        pub control_packets: u64,
+        /// ACKs and NAKs.
+        pub ack_packets: u64,
+        /// Retransmitted packets.
+        pub retransmitted_packets: u64,
+        /// RNR NAKs sent.
+        pub rnr_naks: u64,
+        /// Packets that answer READs and atomics, including answers to retransmitted requests.
+        #[serde(default)]
+        pub response_packets: u64,
+        /// Frame bytes of the packets that answer READs and atomics.
+        #[serde(default)]
+        pub response_bytes: u64,
+    }
 }
 
 /// Frame bytes of a keepalive: a WRITE without payload that checks whether the peer is alive.

@@ -1,10 +1,12 @@
-//! Reference pages in Markdown, from the program itself: commands with their options, settings, counters, and fields of
-//! testbeds.
+//! Reference pages in Markdown, from the program itself: commands with their options, settings, records, counters, and
+//! fields of testbeds.
 
 use std::fmt::Write as _;
 
 use clap::{Arg, Command};
-use doorbell_record::SETTINGS;
+use doorbell_record::{
+    Counted, Environment, Fitted, HostResult, Latency, PointRecord, PointResult, RunRecord, SETTINGS,
+};
 use doorbell_sim::testbed;
 use doorbell_verbs::{Counters, LinkCounters};
 
@@ -14,12 +16,13 @@ pub(super) fn visible(command: &Command) -> impl Iterator<Item = &Command> {
 }
 
 /// Returns the names of the pages and their texts.
-pub(super) fn pages(command: &Command) -> [(&'static str, String); 4] {
+pub(super) fn pages(command: &Command) -> [(&'static str, String); 5] {
     let mut commands = String::from("# Commands and options\n");
     add_command(&mut commands, command);
     [
         ("commands.md", commands),
         ("settings.md", settings()),
+        ("records.md", records()),
         ("counters.md", counters()),
         ("testbed-fields.md", testbed_fields()),
     ]
@@ -116,6 +119,44 @@ fn settings() -> String {
     page
 }
 
+/// Returns the page of the JSON of records.
+fn records() -> String {
+    let mut page = String::from(
+        "# Records\n\n`doorbell study` writes one point to each file, and `doorbell bench --json` prints one run. The page \
+        on settings has the fields of `parameters`. A value of both ends has the fields `client` for the asking end and \
+        `server` for the other one. A field without a value is null or missing.\n",
+    );
+    let tables = [
+        ("Point", PointRecord::FIELDS),
+        ("Run", RunRecord::FIELDS),
+        ("Environment", Environment::FIELDS),
+        ("Result", PointResult::FIELDS),
+        ("Latency", Latency::FIELDS),
+        ("Fitted sizes", Fitted::FIELDS),
+        ("Counted packets", Counted::FIELDS),
+        ("Result of a host", HostResult::FIELDS),
+    ];
+    for (title, fields) in tables {
+        let _ = write!(page, "\n## {title}\n\n| field | contents |\n|---|---|\n");
+        for (name, about) in fields {
+            let _ = writeln!(page, "| `{name}` | {} |", cell(&without_targets(about)));
+        }
+    }
+    page
+}
+
+/// Returns a text of Markdown with the labels of links instead of the links.
+fn without_targets(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once('[') {
+        let (label, after) = link.split_once(']').unwrap_or((link, ""));
+        plain.extend([before, label]);
+        rest = after.strip_prefix('(').and_then(|target| target.split_once(')')).map_or(after, |(_, after)| after);
+    }
+    plain + rest
+}
+
 /// Returns the page of the counters.
 fn counters() -> String {
     let mut page = String::from(
@@ -186,16 +227,25 @@ mod tests {
     }
 
     #[test]
-    fn pages_have_all_settings_and_counters() {
-        let [_, (_, settings), (_, counters), _] = pages(&Command::new("doorbell"));
+    fn pages_have_all_settings_fields_and_counters() {
+        let [_, (_, settings), (_, records), (_, counters), _] = pages(&Command::new("doorbell"));
         assert!(
             SETTINGS.iter().all(|setting| settings.contains(&format!("| {} | ", cell(setting.name)))),
             "{settings}"
         );
+        for (name, _) in PointRecord::FIELDS.iter().chain(PointResult::FIELDS) {
+            assert!(records.contains(&format!("| `{name}` | ")), "{name}");
+        }
         for name in Counters::NAMES.iter().chain(LinkCounters::NAMES) {
             assert!(counters.contains(&format!("| `{name}` | ")), "{name}");
         }
         assert!(counters.contains("| `tx_data_bytes` | Bytes of the packets in `tx_data_packets`. |\n"), "{counters}");
+    }
+
+    #[test]
+    fn links_of_descriptions_lose_their_targets() {
+        assert_eq!(without_targets(" A [`b`](Self::b) and [`C::d`], (e)."), " A `b` and `C::d`, (e).");
+        assert_eq!(without_targets("none"), "none");
     }
 
     #[test]
