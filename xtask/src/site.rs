@@ -44,10 +44,11 @@ limit-results = 30
 ";
 
 /// Pages that `doorbell man --markdown` writes, each with its title. They are no files of the repository.
-const GENERATED: [(&str, &str); 5] = [
+const GENERATED: [(&str, &str); 6] = [
     ("Commands and options", "commands.md"),
     ("Settings of a measurement", "settings.md"),
     ("Fields of records", "records.md"),
+    ("Failed completions", "statuses.md"),
     ("Counters", "counters.md"),
     ("Fields of testbeds", "testbed-fields.md"),
 ];

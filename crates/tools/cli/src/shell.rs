@@ -61,7 +61,7 @@ pub(crate) struct Man {
     /// Write the pages of all commands to this folder, with names such as doorbell-bench-bw.1
     #[arg(long, value_name = "FOLDER", conflicts_with = "path")]
     out: Option<PathBuf>,
-    /// Write reference pages in Markdown instead: commands, settings, records, counters, and fields of testbeds
+    /// Write reference pages in Markdown instead: commands, settings, records, statuses, counters, fields of testbeds
     #[arg(long, requires = "out")]
     markdown: bool,
 }

@@ -364,7 +364,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut c::ibv_cq, solicited_only
     })
 }
 
-/// Maximum number of causes that [`explain_failure`] prints for a status. The page docs/errors-explained.md has all.
+/// Maximum number of causes that [`explain_failure`] prints for a status. `doorbell man --markdown` writes all.
 const MOST_CAUSES: usize = 3;
 
 /// Explains the status of a failed completion by its most frequent causes. A flushed request has no cause of its own.

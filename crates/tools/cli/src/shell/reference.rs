@@ -1,5 +1,5 @@
-//! Reference pages in Markdown, from the program itself: commands with their options, settings, records, counters, and
-//! fields of testbeds.
+//! Reference pages in Markdown, from the program itself: commands with their options, settings, records, statuses of
+//! completions, counters, and fields of testbeds.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use doorbell_record::{
     Counted, Environment, Fitted, HostResult, Latency, PointRecord, PointResult, RunRecord, SETTINGS,
 };
 use doorbell_sim::testbed;
-use doorbell_verbs::{Counters, LinkCounters};
+use doorbell_verbs::{Counters, LinkCounters, Status};
 
 /// Returns the commands that are not hidden.
 pub(super) fn visible(command: &Command) -> impl Iterator<Item = &Command> {
@@ -16,13 +16,14 @@ pub(super) fn visible(command: &Command) -> impl Iterator<Item = &Command> {
 }
 
 /// Returns the names of the pages and their texts.
-pub(super) fn pages(command: &Command) -> [(&'static str, String); 5] {
+pub(super) fn pages(command: &Command) -> [(&'static str, String); 6] {
     let mut commands = String::from("# Commands and options\n");
     add_command(&mut commands, command);
     [
         ("commands.md", commands),
         ("settings.md", settings()),
         ("records.md", records()),
+        ("statuses.md", statuses()),
         ("counters.md", counters()),
         ("testbed-fields.md", testbed_fields()),
     ]
@@ -122,9 +123,9 @@ fn settings() -> String {
 /// Returns the page of the JSON of records.
 fn records() -> String {
     let mut page = String::from(
-        "# Records\n\n`doorbell study` writes one point to each file, and `doorbell bench --json` prints one run. The page \
-        on settings has the fields of `parameters`. A value of both ends has the fields `client` for the asking end and \
-        `server` for the other one. A field without a value is null or missing.\n",
+        "# Records\n\n`doorbell study` writes one point to each file, and `doorbell bench --json` prints one run. The \
+        page on settings has the fields of `parameters`. A value of both ends has the fields `client` for the asking \
+        end and `server` for the other one. A field without a value is null or missing.\n",
     );
     let tables = [
         ("Point", PointRecord::FIELDS),
@@ -155,6 +156,26 @@ fn without_targets(text: &str) -> String {
         rest = after.strip_prefix('(').and_then(|target| target.split_once(')')).map_or(after, |(_, after)| after);
     }
     plain + rest
+}
+
+/// Returns the page of the statuses of failed completions, with their causes.
+fn statuses() -> String {
+    let mut page = String::from(
+        "# Failed completions\n\n`doorbell run --explain` prints the first causes of a failed completion, `doorbell \
+        wire decode` those of a request that failed in a capture, and `doorbell audit` those of a status that a \
+        benchmark printed.\n\nA failed completion names an effect. Each section has the number that programs print, the causes \
+        with the most frequent one first, and a check for each. Only the first failed completion of a queue pair has \
+        a cause: all later ones are flushed.\n",
+    );
+    for status in Status::FAILED {
+        let (number, text, symbol) = (status.number(), status.text(), status.symbol());
+        let _ = write!(page, "\n## {number}: {text}\n\n`{symbol}`: {}.\n\n", status.describe());
+        page.push_str("| probable cause | check |\n|---|---|\n");
+        for cause in status.causes() {
+            let _ = writeln!(page, "| {} | {} |", cell(cause.cause), cell(cause.check));
+        }
+    }
+    page
 }
 
 /// Returns the page of the counters.
@@ -227,14 +248,17 @@ mod tests {
     }
 
     #[test]
-    fn pages_have_all_settings_fields_and_counters() {
-        let [_, (_, settings), (_, records), (_, counters), _] = pages(&Command::new("doorbell"));
+    fn pages_have_all_settings_fields_statuses_and_counters() {
+        let [_, (_, settings), (_, records), (_, statuses), (_, counters), _] = pages(&Command::new("doorbell"));
         assert!(
             SETTINGS.iter().all(|setting| settings.contains(&format!("| {} | ", cell(setting.name)))),
             "{settings}"
         );
         for (name, _) in PointRecord::FIELDS.iter().chain(PointResult::FIELDS) {
             assert!(records.contains(&format!("| `{name}` | ")), "{name}");
+        }
+        for status in Status::FAILED {
+            assert!(statuses.contains(&format!("\n`{}`: ", status.symbol())), "{}", status.symbol());
         }
         for name in Counters::NAMES.iter().chain(LinkCounters::NAMES) {
             assert!(counters.contains(&format!("| `{name}` | ")), "{name}");

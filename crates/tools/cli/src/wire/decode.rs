@@ -183,7 +183,7 @@ fn print_conversation(conversation: &Conversation) -> io::Result<()> {
     Ok(())
 }
 
-/// Maximum number of causes of a failure in the output. The page docs/errors-explained.md has all.
+/// Maximum number of causes of a failure in the output. `doorbell man --markdown` writes all.
 const MOST_CAUSES: usize = 3;
 
 /// Minimum number of transmissions of a request that counts as never acknowledged. A capture may end within a recovery.

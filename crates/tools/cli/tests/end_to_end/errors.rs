@@ -1,14 +1,11 @@
-//! All errors on one page, docs/internals/errors.md, so that a reviewer reads them together, and the causes of failed
-//! completions on another, docs/errors-explained.md.
+//! All errors on one page, docs/internals/errors.md, so that a reviewer reads them together.
 //!
-//! `DOORBELL_UPDATE_ERRORS=1 cargo test -p doorbell-cli --test end_to_end errors` writes both pages anew.
+//! `DOORBELL_UPDATE_ERRORS=1 cargo test -p doorbell-cli --test end_to_end errors` writes the page anew.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-use doorbell_verbs::Status;
 
 use crate::command::run;
 use crate::usage::WRONG;
@@ -23,11 +20,6 @@ fn the_page_of_errors_has_all_of_them() {
     compare(&page, &format!("{HEAD}{}{LIBRARIES}{}", wrong_usage(), of_libraries()));
 }
 
-#[test]
-fn the_page_of_failed_completions_has_all_statuses() {
-    compare(&root().join("docs/errors-explained.md"), &failed_completions());
-}
-
 /// Checks that a page has this text, or writes the page if the environment requests that.
 #[track_caller]
 fn compare(page: &Path, text: &str) {
@@ -37,31 +29,6 @@ fn compare(page: &Path, text: &str) {
     let stored = fs::read_to_string(page).unwrap_or_default();
     let differs = stored.lines().zip(text.lines()).find(|(stored, text)| stored != text);
     assert!(stored == text, "DOORBELL_UPDATE_ERRORS=1 writes the page anew; the first difference is {differs:?}");
-}
-
-const COMPLETIONS: &str = "# Errors explained
-
-A test of the command writes this page (`crates/tools/cli/tests/end_to_end/errors.rs`) from the table in
-`crates/rnic/verbs-core/src/causes.rs`. `doorbell run --explain` prints the first causes of a failed completion,
-`doorbell wire decode` those of a request that failed in a capture, and `doorbell audit` those of a status that a benchmark
-printed.
-
-A failed completion names an effect. Each section has the number that programs print, the causes with the most frequent
-one first, and a check for each. Only the first failed completion of a queue pair has a cause: all later ones are flushed.
-";
-
-/// Returns the page of the statuses of failed completions, with their causes.
-fn failed_completions() -> String {
-    let mut page = COMPLETIONS.to_owned();
-    for status in Status::FAILED {
-        let (number, text, symbol) = (status.number(), status.text(), status.symbol());
-        let _ = write!(page, "\n## {number}: {text}\n\n`{symbol}`: {}.\n\n", status.describe());
-        page.push_str("| probable cause | check |\n|---|---|\n");
-        for cause in status.causes() {
-            let _ = writeln!(page, "| {} | {} |", cause.cause, cause.check);
-        }
-    }
-    page
 }
 
 const HEAD: &str = "# Errors

@@ -287,6 +287,7 @@ fn reference_pages_have_commands_settings_counters_and_fields() {
         ("commands.md", "| `-s, --size <BYTES>` | "),
         ("settings.md", "| the window | `window` | `-t, --window` | "),
         ("records.md", "| `latency_ns` | "),
+        ("statuses.md", "\n## 1: local length error\n"),
         ("counters.md", "| `rnr_nak_sent` | RNR NAKs sent. |\n"),
         ("testbed-fields.md", "| `link.rate` | bits per second in each direction | 1 Mb/s to 100000 Gb/s |\n"),
     ] {
