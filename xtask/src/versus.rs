@@ -1,8 +1,8 @@
 //! `cargo xtask compare --against`: comparison of two builds of Doorbell.
 //!
 //! `doorbell bench` measures wall time, once with each build in each round. Wall times vary by 5 to 10 %, so the result
-//! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one process. The
-//! counted program is `benchmarks/instructions` of each revision, with the same workloads.
+//! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one process.
+//! The counted program is `benchmarks/instructions` of each revision, with the same workloads.
 
 pub(crate) mod builds;
 mod counted;
@@ -101,7 +101,7 @@ pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), Strin
 /// Returns the order of both builds in a round. The first run of a round may affect the second one, so each build runs
 /// first in every second round.
 const fn order(round: u32) -> [usize; 2] {
-    if round % 2 == 0 { [1, 0] } else { [0, 1] }
+    if round.is_multiple_of(2) { [1, 0] } else { [0, 1] }
 }
 
 /// A clone at another revision.

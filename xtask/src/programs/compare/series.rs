@@ -148,8 +148,8 @@ impl Series {
     /// Returns the bytes of all buffers that the messages of this series use in turn, of both ends together. Returns
     /// `None` for short messages, whose buffers fit into any cache, and for limits.
     ///
-    /// `doorbell bench` has `--buffers` of them at each end, or one for each message in flight and for each receive,
-    /// those for credits included. perftest and `ucx_perftest` send all messages from one buffer and receive them into
+    /// `doorbell bench` has `--buffers` of them at each end, or one for each message in flight and for each receive.
+    /// Those for credits count too. Perftest and `ucx_perftest` send all messages from one buffer and receive them into
     /// another. A ping-pong has these for each direction.
     pub(super) fn buffer_bytes(&self) -> Option<u64> {
         let directions = match self.quantity {

@@ -151,8 +151,8 @@ impl Lingering {
 /// after each look.
 ///
 /// The yields become rare, but they do not end while the peer runs on another processor. The scheduler may move the
-/// peer to this processor at any time, and only a system call can show that: the kernel alone knows which threads wait
-/// for a processor, and the peer is often in another process. A yield is such a call, and also lets the peer run.
+/// peer to this processor at any time. Only a system call can show that, since the kernel alone knows which threads
+/// wait for a processor. A yield is such a call, and also lets the peer run.
 /// Without yields, a peer that was moved here would wait until the caller stops lingering ([`Habits::linger_ns`]), and
 /// the lingering would fail.
 #[derive(Clone, Copy, Debug)]
