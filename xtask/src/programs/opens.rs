@@ -3,8 +3,8 @@
 /// End of the line in which the library names such a file.
 const UNSERVED: &str = ": the software RNIC has no file of this name";
 
-/// Ends of paths that a program may open although they do not exist. Hwloc counts ports and GIDs up to the first one that
-/// is missing. Open MPI asks for a driver in the kernel, which the device does not have.
+/// Ends of paths that a program may open although they do not exist. Hwloc counts ports and GIDs up to the first one
+/// that is missing. Open MPI asks for a driver in the kernel, which the device does not have.
 const ALLOWED: [&str; 3] = ["/ports/2/state", "/ports/1/gids/1", "/device/driver"];
 
 /// Returns the output of a program, unless the program has opened a file that the library should serve.
