@@ -99,8 +99,8 @@ enum Command {
         /// examples, perftest with `-R` and rdma-core's tests. `gloo`, `librpma` and `mpich` select one step with all
         /// three. `pypi` selects rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. `iser` selects tgt with
         /// QEMU's tools, `dapltest` uDAPL, `two-devices` programs with two devices, and `crates` tests of Rust crates.
-        /// A run without names leaves out the rows of docs/programs.md for gloo and for PyPI's packages. Their names on
-        /// that page select them.
+        /// These words also select the rows of docs/programs.md with that name, such as those of UCX. A run without
+        /// names leaves out the rows for gloo and for PyPI's packages. Their names on that page select them.
         #[arg(value_name = "NAME")]
         only: Vec<String>,
         /// Runs nothing. Writes the commands, and the figures that docs/programs.md names, into that page anew.

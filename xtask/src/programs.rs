@@ -271,7 +271,7 @@ const FAULTS: &str = "call-error call=create-cq nth=1 errno=ENOMEM;call-error ca
 /// has the names of the programs to run; if it is empty, all programs run.
 pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     let names: Vec<_> = OWN.iter().map(|(name, _)| *name).chain([captures::NAME, drop_ins::NAME]).collect();
-    if let Some(unknown) = only.iter().find(|name| !names.contains(name)) {
+    if let Some(unknown) = unknown(&names, only) {
         return Err(format!("{unknown} is no program of this repository, allowed are {}", names.join(", ")));
     }
     for (name, options) in OWN.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|other| other == name)) {
@@ -285,6 +285,12 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
         drop_ins::check()?;
     }
     Ok(())
+}
+
+/// Returns the first name in `only` that is neither in `own` nor a program of docs/programs.md, which another step runs.
+fn unknown<'a>(own: &[&str], only: &[&'a str]) -> Option<&'a str> {
+    let of_page = page::names();
+    only.iter().copied().find(|name| !own.contains(name) && !of_page.contains(name))
 }
 
 /// Runs the programs of this repository under valgrind's memcheck. A program in which memcheck finds an error fails.
@@ -540,4 +546,16 @@ fn unpacked_tests() -> Result<PathBuf, String> {
         fs::File::create(place).and_then(|mut file| file.write_all(&bytes)).map_err(failed)?;
     }
     Ok(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_page_are_known_beside_own_programs() {
+        let own = ["misuse", drop_ins::NAME];
+        assert_eq!(unknown(&own, &["UCX", drop_ins::NAME, "fio"]), None);
+        assert_eq!(unknown(&own, &["misuse", "ucx", "nonsense"]), Some("ucx"));
+    }
 }
