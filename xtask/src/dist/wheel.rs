@@ -46,7 +46,9 @@ pub(super) fn make(machine: Machine, out: &Path) -> Result<Vec<PathBuf>, String>
 
 /// Makes the wheel of linked programs in an empty folder.
 fn wheel(machine: Machine, programs: &Path, out: &Path) -> Result<Vec<PathBuf>, String> {
-    let (version, folder) = (env!("CARGO_PKG_VERSION"), place::own().join("wheel"));
+    let version = env!("CARGO_PKG_VERSION");
+    // Steps of two processors may run at the same time.
+    let folder = place::own().join(format!("wheel-{}", machine.name()));
     empty(&folder)?;
     collect(machine, programs, &folder, version)?;
     let name = format!("doorbell_rdma-{version}-{}.whl", tag(machine));
