@@ -1,6 +1,7 @@
 //! `cargo xtask test`: runs steps and reports their outcomes.
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -64,18 +65,16 @@ impl Report {
             ended.iter().filter(|(other, ..)| other.group != Group::Compiling).count() >= before
         };
         thread::scope(|scope| {
-            let lanes = scope.spawn(|| {
+            scope.spawn(|| {
                 for group in others.chunk_by(|one, other| one.group.runs_beside(other.group)) {
                     in_lanes(group, group[0].group.at_a_time(), &run);
                 }
             });
             if !compiling.is_empty() {
-                let (compiling, others, run, has_preceding) = (&compiling, &others, &run, &has_preceding);
-                scope.spawn(move || {
+                scope.spawn(|| {
                     lower_priority();
-                    for &step in compiling {
-                        // The other lanes also end if a step panics. Then the remaining steps of this lane still run.
-                        while !has_preceding(step) && !lanes.is_finished() {
+                    for &step in &compiling {
+                        while !has_preceding(step) {
                             thread::sleep(Duration::from_millis(100));
                         }
                         run(step, !others.is_empty());
@@ -92,12 +91,12 @@ impl Report {
         eprintln!("\n== {}", step.name);
         let since = SystemTime::now();
         let only: Vec<&str> = self.only.iter().map(String::as_str).collect();
-        let mut end = match step.body {
+        let mut end = caught(|| match step.body {
             Body::Plain(body) => body(),
             Body::Captures(body) => body(&self.captures),
             Body::Named(body) => body(&only),
             Body::Guest(body) => body(vm::Guest::of_step(beside_another.then_some(step.name))),
-        };
+        });
         match &mut end {
             StepEnd::Failed(why) => {
                 why.push_str(&cores::backtraces(since));
@@ -110,6 +109,11 @@ impl Report {
         }
         end
     }
+}
+
+/// Calls the body of a step. After a panic, the step has failed, and the other steps still run.
+fn caught(body: impl FnOnce() -> StepEnd) -> StepEnd {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| StepEnd::Failed("the step has panicked".to_owned()))
 }
 
 /// Runs steps in order, at most `at_a_time` at the same time.
@@ -393,4 +397,16 @@ fn summarize(report: &Report) -> ExitCode {
     }
     println!("steps: {passed} passed, {failed} failed, {left_out} skipped");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_panics_has_failed() {
+        let ended = caught(|| panic!("on purpose"));
+        assert!(matches!(ended, StepEnd::Failed(why) if why == "the step has panicked"));
+        assert!(matches!(caught(|| StepEnd::Passed), StepEnd::Passed));
+    }
 }
