@@ -141,6 +141,20 @@ pub(crate) fn install_for_emulation(processor: &str, unwinder: &'static str) {
     install_missing(|| vec![("qemu-user", has(&format!("qemu-{processor}"))), (unwinder, has_library())]);
 }
 
+/// Adds Rust's library for a target through rustup, if rustup is installed. If the library is still missing afterwards,
+/// the steps that need it report this.
+pub(crate) fn add_target(triple: &str) {
+    if !has("rustup") {
+        return;
+    }
+    let lock = target().join("xtask").join("rustup.lock");
+    let added = Lock::take(&lock, "targets of rustup")
+        .and_then(|_alone| network::outside(|| run(command("rustup", &["target", "add", triple]))));
+    if let Err(why) = added {
+        eprintln!("{why}");
+    }
+}
+
 /// Installs the C++ compiler, which builds libFuzzer. Fails if the compiler is still missing afterwards.
 pub(crate) fn install_for_fuzzing() -> Result<(), String> {
     install_missing(|| vec![("g++", has("c++"))]);

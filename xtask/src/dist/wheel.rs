@@ -161,6 +161,7 @@ fn for_each_other(body: impl Fn(Machine) -> Result<Option<String>, String>) -> S
     }
     let reason = |machine: Machine| {
         peers::install_for_emulation(machine.name(), machine.unwinder_package());
+        machine.install_library();
         machine.missing().map_or_else(|| body(machine), |why| Ok(Some(why)))
     };
     let reasons = Machine::of_host().and_then(|host| {

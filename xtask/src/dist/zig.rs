@@ -96,8 +96,20 @@ impl Machine {
         if Self::of_host() == Ok(self) {
             return None;
         }
+        self.lacking(&self.library(), &unwinder_of(&self.libraries()))
+    }
+
+    /// Adds Rust's library for the processor through rustup, if the library is missing.
+    pub(super) fn install_library(self) {
+        if !self.library().exists() {
+            peers::add_target(&self.triple());
+        }
+    }
+
+    /// Returns the folder of Rust's library for the processor. The folder exists only with the library.
+    fn library(self) -> PathBuf {
         let found = output_of(command("rustc", &["--print", "target-libdir", "--target", &self.triple()]));
-        self.lacking(Path::new(found.as_deref().unwrap_or_default().trim()), &unwinder_of(&self.libraries()))
+        found.as_deref().unwrap_or_default().trim().into()
     }
 
     /// Returns the remedy if Rust's library in the folder `std` or the library `unwinder` does not exist.
@@ -303,6 +315,12 @@ mod tests {
             let why = machine.check(&own).expect_err("the file is for this processor");
             assert!(why.contains(&format!("must be for {}", machine.name_in_elf())), "{why}");
         }
+    }
+
+    #[test]
+    fn the_library_of_this_processor_is_installed() {
+        let host = Machine::of_host().expect("this machine has one of the processors");
+        assert!(host.library().exists(), "{}", host.library().display());
     }
 
     #[test]
