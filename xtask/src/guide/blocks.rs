@@ -66,7 +66,8 @@ impl Properties {
     }
 }
 
-/// Returns the commands of a page's `console` blocks that a test can run.
+/// Returns the commands of a page's `console` blocks that a test can run. Properties before a block of another kind are
+/// an error, since they would hold for a later block.
 pub(super) fn commands(page: &str) -> Result<Vec<Command>, String> {
     let mut commands = Vec::new();
     let mut usual = Properties { is_run: true, ..Properties::default() };
@@ -76,6 +77,10 @@ pub(super) fn commands(page: &str) -> Result<Vec<Command>, String> {
         let shown = text.trim_start();
         let indentation = text.len() - shown.len();
         let failed = |why: String| format!("line {line}: {why}");
+        let is_other = shown.starts_with("```") && shown != FENCE;
+        if properties != usual && (is_other || shown.starts_with(PROPERTIES) || shown.starts_with(OF_PAGE)) {
+            return Err(failed(format!("the properties above must be followed by a block {FENCE}")));
+        }
         if let Some(given) = shown.strip_prefix(OF_PAGE) {
             usual = Properties::parse(given).map_err(failed)?;
             properties = usual;
@@ -92,6 +97,9 @@ pub(super) fn commands(page: &str) -> Result<Vec<Command>, String> {
             }
             properties = usual;
         }
+    }
+    if properties != usual {
+        return Err(format!("the last properties must be followed by a block {FENCE}"));
     }
     Ok(commands)
 }
@@ -219,6 +227,17 @@ mod tests {
             let error = commands(&format!("<!-- commands: {wrong} -->\n")).unwrap_err();
             assert!(error.contains("line 1"), "{error}");
         }
+    }
+
+    #[test]
+    fn properties_without_a_block_of_commands_are_an_error() {
+        let given = "<!-- commands: not run: no network -->\n";
+        for next in ["```toml\na\n```\n", given, "<!-- commands of this page: status 1 -->\n"] {
+            let error = commands(&format!("{given}{next}```console\n$ a\n```\n")).unwrap_err();
+            assert_eq!(error, "line 2: the properties above must be followed by a block ```console");
+        }
+        assert!(commands(given).unwrap_err().contains("the last properties"));
+        assert!(commands("<!-- commands of this page: status 1 -->\n```toml\n```\n").unwrap().is_empty());
     }
 
     #[test]
