@@ -33,7 +33,7 @@ pub(super) struct Command {
 pub(super) struct Properties {
     /// Words with a digit differ from run to run.
     figures_vary: bool,
-    /// Each command but the last has a terminal of its own.
+    /// Each command but the last has a terminal of its own. Only the last one is checked.
     in_terminals: bool,
     /// Exit status of the last command of the block. The status of other commands is 0.
     pub(super) status: i32,
