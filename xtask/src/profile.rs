@@ -114,6 +114,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let of_earlier = before.build_for(workload).map(|build| lacking.profile(&home, build, workload));
         earlier.push(of_earlier.transpose()?.flatten());
     }
+    lacking.check(profiles.len())?;
     let name = after.name;
     let mut text = format!("Costs of one message, {name}:\n\n{}", table(&profiles));
     if let [only] = &*profiles {

@@ -98,6 +98,11 @@ impl Lacking {
         }
     }
 
+    /// Returns an error if the profiled build lacks all workloads.
+    pub(super) fn check(&self, profiled: usize) -> Result<(), String> {
+        if profiled > 0 { Ok(()) } else { Err(format!("no workload was profiled: {}", self.notes().trim())) }
+    }
+
     /// Returns a line for each build that lacks workloads.
     pub(super) fn notes(&self) -> String {
         let mut text = String::new();
@@ -150,6 +155,8 @@ mod tests {
             assert_eq!(lacking.or_remember::<()>(&build("a"), workload, Err(unknown)), Ok(None));
         }
         assert_eq!(lacking.notes(), "\na lacks `shm-lat`, `shm-bw`.\n");
+        assert_eq!(lacking.check(1), Ok(()));
+        assert_eq!(lacking.check(0), Err("no workload was profiled: a lacks `shm-lat`, `shm-bw`.".to_owned()));
     }
 
     #[test]
