@@ -1,7 +1,8 @@
 //! Runs the job of `ci/gitlab.yml` in a chroot, as root, as GitLab's runner does in a container of the image.
 //!
-//! The parser knows only the form of this file.
+//! The parser knows only the form of this file, and rejects others.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::chroot::Chroot;
@@ -28,16 +29,39 @@ struct Job {
 }
 
 impl Job {
+    /// Parses a job whose keys are `image`, `before_script`, `script` and `artifacts`. Each command of a script is plain
+    /// text in one line.
     fn parse(text: &str) -> Result<Self, String> {
-        let image = text.lines().find_map(|line| line.strip_prefix("  image: ")).ok_or("there is no key image")?;
-        let mut script = String::new();
-        for key in ["before_script", "script"] {
-            let (_, rest) =
-                text.split_once(&format!("\n  {key}:\n")).ok_or_else(|| format!("there is no key {key}"))?;
-            let lines = rest.lines().map_while(|line| line.strip_prefix("    - "));
-            lines.for_each(|line| script.push_str(&format!("{line}\n")));
+        let mut values: BTreeMap<&str, String> = BTreeMap::new();
+        let (mut job, mut key) = (None, "");
+        for (line, number) in text.lines().zip(1..) {
+            let wrong = |why: &str| format!("line {number}, {line:?}: {why}");
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            if let Some(nested) = line.strip_prefix("    ") {
+                if ["before_script", "script"].contains(&key) {
+                    let command = nested.strip_prefix("- ").filter(|command| is_plain(command));
+                    let command = command.ok_or_else(|| wrong("must be `- ` and a command without quotes"))?;
+                    values.entry(key).or_default().push_str(&format!("{command}\n"));
+                } else if key != "artifacts" {
+                    return Err(wrong("only scripts and artifacts have lines of their own"));
+                }
+            } else if let Some((name, value)) = line.strip_prefix("  ").and_then(|pair| pair.split_once(':')) {
+                key = name;
+                match (key, value.trim()) {
+                    ("image", image) if is_plain(image) => {
+                        values.insert(key, image.to_owned());
+                    }
+                    ("before_script" | "script" | "artifacts", "") => {}
+                    _ => return Err(wrong("must be `image: NAME`, `before_script:`, `script:` or `artifacts:`")),
+                }
+            } else if job.replace(line).is_some() {
+                return Err(wrong("must be a key of the first job"));
+            }
         }
-        Ok(Self { image: image.to_owned(), script })
+        let mut value = |key: &str| values.remove(key).ok_or_else(|| format!("there is no key {key}"));
+        Ok(Self { image: value("image")?, script: value("before_script")? + &value("script")? })
     }
 
     /// Runs the job with the archive at this address, and returns its output.
@@ -48,6 +72,11 @@ impl Job {
         let [proxy, archive] = &variables;
         chroot.output(None, &["env", &folder, proxy, archive, "bash", "-eo", "pipefail", "-c", &self.script])
     }
+}
+
+/// Returns whether YAML reads a text as these characters.
+fn is_plain(text: &str) -> bool {
+    text.starts_with(char::is_alphanumeric) && [": ", " #"].iter().all(|mark| !text.contains(mark))
 }
 
 /// Runs the job, which fetches the archive from an address. Returns the reason if this machine cannot do so.
@@ -81,9 +110,35 @@ mod tests {
         let text = "job:\n  image: a:b\n  before_script:\n    - one\n  script:\n    - two\n    - three\n  artifacts:\n";
         let expected = Job { image: "a:b".to_owned(), script: "one\ntwo\nthree\n".to_owned() };
         assert_eq!(Job::parse(text), Ok(expected));
-        for key in ["image", "before_script", "script"] {
-            let why = Job::parse(&text.replace(&format!("  {key}:"), "  other:")).unwrap_err();
+        for (lines, key) in [
+            ("  image: a:b\n", "image"),
+            ("  before_script:\n    - one\n", "before_script"),
+            ("  script:\n    - two\n    - three\n", "script"),
+        ] {
+            let why = Job::parse(&text.replace(lines, "")).unwrap_err();
             assert_eq!(why, format!("there is no key {key}"));
         }
+    }
+
+    #[test]
+    fn other_forms_are_rejected() {
+        let text = "job:\n  image: a:b\n  before_script:\n    - one\n  script:\n    - two\n";
+        for other in [
+            "  variables:\n",
+            "  tags: [a]\n",
+            "    three\n",
+            "    - |\n",
+            "      more\n",
+            "    - \"three\"\n",
+            "    - echo a: b\n",
+            "  image:\n",
+            "   script:\n",
+            "another:\n",
+        ] {
+            let why = Job::parse(&format!("{text}{other}")).unwrap_err();
+            assert!(why.starts_with("line 7, "), "{why}");
+        }
+        let why = Job::parse(&text.replace("a:b\n", "a:b\n    name: c\n")).unwrap_err();
+        assert!(why.starts_with("line 3, "), "{why}");
     }
 }
