@@ -100,6 +100,8 @@ pub(crate) struct Figure {
     pub(crate) buffer_bytes: Option<[u64; 2]>,
     /// Whether the ends over TCP sleep until bytes arrive, while those on Doorbell poll.
     pub(crate) tcp_sleeps: bool,
+    /// Whether the time over TCP is of one way, while that on Doorbell includes an acknowledgement.
+    pub(crate) tcp_is_one_way: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

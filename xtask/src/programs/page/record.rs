@@ -176,9 +176,11 @@ impl Record {
         known.map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns a part of a sentence with the measured revision, if the record has it.
+    /// Returns a part of a sentence with the measured revision. Records without it are older than the lengths of the
+    /// rows' runs.
     pub(super) fn revision(&self) -> String {
-        self.value["revision"].as_str().map_or_else(String::new, |revision| format!(" at `{revision}`"))
+        let without = || ", with other lengths of runs than those below".to_owned();
+        self.value["revision"].as_str().map_or_else(without, |revision| format!(" at `{revision}`"))
     }
 
     /// Returns a part of a sentence with the packages of PyPI, if the record has them.
@@ -210,9 +212,10 @@ mod tests {
     }
 
     #[test]
-    fn a_record_names_its_revision_and_packages_of_pypi_if_it_has_them() {
+    fn a_record_names_its_revision_or_other_runs_and_its_packages_of_pypi() {
         let record = |value| Record { path: PathBuf::new(), value };
-        assert_eq!((record(json!({})).wheels(), record(json!({})).revision()), (String::new(), String::new()));
+        assert_eq!(record(json!({})).wheels(), "");
+        assert_eq!(record(json!({})).revision(), ", with other lengths of runs than those below");
         assert_eq!(record(json!({"revision": "0123456789ab-dirty"})).revision(), " at `0123456789ab-dirty`");
         let both = json!({"wheels": ["ibverbs 1.2", "numpy 3.4"]});
         assert_eq!(record(both).wheels(), "; those of PyPI are ibverbs 1.2, numpy 3.4");

@@ -56,7 +56,7 @@ impl Row {
 }
 
 const fn figure(of: &'static str, unit: Unit, read: Read, tcp: Option<Read>) -> Figure {
-    Figure { of, unit, read, tcp, buffer_bytes: None, tcp_sleeps: false }
+    Figure { of, unit, read, tcp, buffer_bytes: None, tcp_sleeps: false, tcp_is_one_way: false }
 }
 
 impl Figure {
@@ -68,6 +68,11 @@ impl Figure {
 
     const fn asleep(mut self) -> Self {
         self.tcp_sleeps = true;
+        self
+    }
+
+    const fn one_way(mut self) -> Self {
+        self.tcp_is_one_way = true;
         self
     }
 }
@@ -293,7 +298,7 @@ const BLOCKS: &[Figure] = &[
 /// Figures of libraries without a transport over TCP, beside qperf. A write ends with its acknowledgement, and qperf
 /// prints the time of one way.
 const WRITES_BESIDE_QPERF: &[Figure] = &[
-    time("one write, 8 B", Line("one write, 8 B: "), Some(Qperf("tcp_lat"))),
+    time("one write, 8 B", Line("one write, 8 B: "), Some(Qperf("tcp_lat"))).one_way(),
     rate("writes, 1 MiB", Line("writes, 1 MiB: "), Some(Qperf("tcp_bw"))).rotating(PAIR_1M, PAIR_1M),
 ];
 

@@ -48,7 +48,9 @@ fn written(record: Option<&Record>) -> String {
              A ratio with ~ may be 1. The interval that holds its median in 95 of 100 cases then holds 1 too, or there were\n\
              fewer than 6 rounds. Rates of fio {} the half second that its client sleeps after it has connected.\n\n\
              *buffers* are the bytes that messages use in turn, of both ends together. Times marked *asleep* are of ends over\n\
-             TCP that sleep until bytes arrive, while those on Doorbell poll. Most of such a time is a wake-up.\n\n",
+             TCP that sleep until bytes arrive, while those on Doorbell poll. Most of such a time is a wake-up. Times marked\n\
+             *one way* exclude the acknowledgement, which those on Doorbell include. A row with `-` on Doorbell is not\n\
+             measured yet.\n\n",
             record.text("date"),
             record.revision(),
             record.text("cpus"),
@@ -80,7 +82,7 @@ fn written(record: Option<&Record>) -> String {
                 figure.of,
                 buffers(figure),
                 cell(medians.as_ref().map(|medians| medians.ours)),
-                cell(tcp) + if figure.tcp_sleeps && tcp.is_some() { ", asleep" } else { "" },
+                cell(tcp) + tcp.map_or("", |_| marks(figure)),
                 ratio.map_or("-".to_owned(), |ratio| format!("{}{}", ratio.mark(), short(ratio.median))),
             ));
         }
@@ -95,6 +97,16 @@ fn written(record: Option<&Record>) -> String {
         text.push_str(&commands(row));
     }
     text
+}
+
+/// Returns the marks of a figure over TCP whose run differs from the one on Doorbell.
+fn marks(figure: &Figure) -> &'static str {
+    match (figure.tcp_sleeps, figure.tcp_is_one_way) {
+        (false, false) => "",
+        (true, false) => ", asleep",
+        (false, true) => ", one way",
+        (true, true) => ", asleep, one way",
+    }
 }
 
 /// Returns the bytes of a figure's buffers: one number, or two if those over TCP differ.
@@ -160,6 +172,16 @@ mod tests {
         assert_eq!(stated("fio"), ["2 MiB, over TCP 128 KiB"]);
         assert_eq!(stated("MPICH"), ["-", "3 MiB"]);
         assert_eq!(stated("qperf"), ["-", "-", "128 KiB", "128 KiB", "128 KiB"]);
+    }
+
+    #[test]
+    fn times_over_tcp_are_marked_if_they_mean_something_else() {
+        let marked = |program: &str| {
+            let row = rows().find(|row| row.program == program).unwrap();
+            row.figures.iter().map(marks).collect::<Vec<_>>()
+        };
+        assert_eq!(marked("librpma"), [", one way", ""]);
+        assert_eq!(marked("qperf")[..2], [", asleep", ""]);
     }
 
     #[test]
