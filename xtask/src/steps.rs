@@ -25,7 +25,8 @@ pub(crate) enum Group {
     Code,
     /// Builds for the other steps, and checks of the sources. They need no other program.
     Builds,
-    /// Checks that mostly compile. They need no other program, and run at a low priority beside all steps behind them.
+    /// Checks that mostly compile. They run at a low priority beside the steps after them. Only [`OTHER_WHEELS`] needs
+    /// other programs.
     Compiling,
     /// Checks of captured packets by other programs.
     Packets,
