@@ -32,7 +32,7 @@ enum Verdict {
     NotWorse,
     /// The interval begins above [`WORSE`].
     Worse,
-    /// The interval holds both.
+    /// The interval holds [`WORSE`], or there is no interval.
     Open,
 }
 
