@@ -27,8 +27,8 @@ case $archive in
     # In a folder of its own, so that later steps keep their Python.
     python3 -m venv "$folder/python"
     "$folder/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$archive" || {
-        echo "install.sh: pip cannot install ${archive%%[?#]*}. Wheels need glibc 2.28 or later, not musl: take an image such" \
-            "as python:3-slim, and the wheel whose name ends with $(uname -m).whl" >&2
+        echo "install.sh: pip cannot install ${archive%%[?#]*}. Wheels need glibc 2.28 or later, not musl: take an" \
+            "image such as python:3-slim, and the wheel whose name ends with $(uname -m).whl" >&2
         exit 1
     }
     mkdir -p "$folder/bin"

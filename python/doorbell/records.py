@@ -5,7 +5,8 @@
     points = records.read("doorbell-study")
     frame = records.to_pandas(points)
 
-`doorbell man --markdown` describes the fields (docs/record.md). Later releases may add fields, which the functions keep.
+`doorbell man --markdown` describes the fields (docs/record.md). Later releases may add fields, which the functions
+keep.
 """
 
 from __future__ import annotations
