@@ -287,7 +287,8 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the first name in `only` that is neither in `own` nor a program of docs/programs.md, which another step runs.
+/// Returns the first name in `only` that is neither in `own` nor a program of docs/programs.md. Another step runs the
+/// latter.
 fn unknown<'a>(own: &[&str], only: &[&'a str]) -> Option<&'a str> {
     let of_page = page::names();
     only.iter().copied().find(|name| !own.contains(name) && !of_page.contains(name))

@@ -29,8 +29,8 @@ struct Job {
 }
 
 impl Job {
-    /// Parses a job whose keys are `image`, `before_script`, `script` and `artifacts`. Each command of a script is plain
-    /// text in one line.
+    /// Parses a job whose keys are `image`, `before_script`, `script` and `artifacts`. Each command of a script is
+    /// plain text in one line.
     fn parse(text: &str) -> Result<Self, String> {
         let mut values: BTreeMap<&str, String> = BTreeMap::new();
         let (mut job, mut key) = (None, "");
