@@ -173,16 +173,18 @@ fn relink(machine: Machine, built: &Path, zig: &Path, to: &Path) -> Result<(), S
     fs::remove_dir_all(&folder).map_err(at(&folder))
 }
 
-/// Compiles and links the programs for another processor than that of this machine.
+/// Compiles and links the programs for another processor than that of this machine. They have a target directory of
+/// their own. In the one of the release build, this long build would delay all other builds of the release profile.
 fn cross_link(machine: Machine, built: &Path, zig: &Path, to: &Path) -> Result<(), String> {
     let triple = machine.triple();
+    let folder = built.join("xtask").join(format!("linked-{}", machine.name()));
     let mut build = cargo(BUILD);
-    build.args(&MODULE[2..]).args(SELECTED).arg("--target").arg(&triple).arg("--target-dir").arg(built);
+    build.args(&MODULE[2..]).args(SELECTED).arg("--target").arg(&triple).arg("--target-dir").arg(&folder);
     with_zig(&mut build, machine, zig, &unwinder_of(&machine.libraries()));
     let linker = format!("CARGO_TARGET_{}_LINKER", triple.replace('-', "_").to_uppercase());
     build.env(linker, root().join("xtask/src/dist/zig-cc.sh"));
     run(build)?;
-    let release = built.join(triple).join("release");
+    let release = folder.join(triple).join("release");
     take(&release, &LINKED, to)?;
     take(&release, &DROP_INS, to)
 }
