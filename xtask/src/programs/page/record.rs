@@ -30,6 +30,11 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     let named = out.strip_prefix(root()).map_err(|_| {
         format!("--out {}: must be below {}, because the page names the file", out.display(), root().display())
     })?;
+    // Report it before the measurement, which takes minutes.
+    if out.is_dir() {
+        let file = out.join("programs.json");
+        return Err(format!("--out {}: is a directory, must be a file, such as {}", out.display(), file.display()));
+    }
     peers::install_for_page()?;
     peers::install_for_transfers()?;
     transfers::python().map_err(|why| format!("packages of PyPI cannot be installed: {why}"))?;
@@ -169,11 +174,11 @@ impl Record {
         Some(Medians { ratio: Ratio::of(&ours, &tcp), ours: median(ours)?, tcp: median(tcp) })
     }
 
-    /// Returns the versions of the packages: `fio 3.33-3, ...`.
+    /// Returns the versions of the packages, each as code.
     pub(super) fn versions(&self) -> String {
         let versions = self.value["versions"].as_object();
         let known = versions.into_iter().flatten().filter_map(|(name, version)| Some((name, version.as_str()?)));
-        known.map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ")
+        known.map(|(name, version)| format!("`{name} {version}`")).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns a part of a sentence with the measured revision. Records without it are older than the lengths of the
@@ -183,11 +188,11 @@ impl Record {
         self.value["revision"].as_str().map_or_else(without, |revision| format!(" at `{revision}`"))
     }
 
-    /// Returns a part of a sentence with the packages of PyPI, if the record has them.
+    /// Returns the end of a sentence, and a sentence with the packages of PyPI, if the record has them.
     pub(super) fn wheels(&self) -> String {
-        let names: Vec<&str> =
-            self.value["wheels"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        if names.is_empty() { String::new() } else { format!("; those of PyPI are {}", names.join(", ")) }
+        let names = self.value["wheels"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+        if names.is_empty() { String::new() } else { format!(". Those of PyPI are {}", names.join(", ")) }
     }
 }
 
@@ -218,6 +223,6 @@ mod tests {
         assert_eq!(record(json!({})).revision(), ", with other lengths of runs than those below");
         assert_eq!(record(json!({"revision": "0123456789ab-dirty"})).revision(), " at `0123456789ab-dirty`");
         let both = json!({"wheels": ["ibverbs 1.2", "numpy 3.4"]});
-        assert_eq!(record(both).wheels(), "; those of PyPI are ibverbs 1.2, numpy 3.4");
+        assert_eq!(record(both).wheels(), ". Those of PyPI are `ibverbs 1.2`, `numpy 3.4`");
     }
 }
