@@ -541,6 +541,9 @@ impl Rnic {
             _ => None,
         };
         let qp = &mut self.qps[slot as usize];
+        if attributes.address.is_some() && qp.kind == QpKind::Uc {
+            qp.blocked = false; // its requests may have waited for room to the old destination
+        }
         if joins.is_some() || to == QpState::Reset {
             // The queue pair leaves its old destination. Remove its bytes in flight from the windows first.
             qp.rewind(&mut self.core);

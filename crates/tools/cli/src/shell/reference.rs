@@ -257,6 +257,13 @@ mod tests {
         for (name, _) in PointRecord::FIELDS.iter().chain(PointResult::FIELDS) {
             assert!(records.contains(&format!("| `{name}` | ")), "{name}");
         }
+        assert!(PointRecord::FIELDS[0].1.contains(PointRecord::FORMAT), "{}", PointRecord::FIELDS[0].1);
+        assert!(
+            PointRecord::FIELDS[1].1.contains(&format!(": {}.", PointRecord::SCHEMA)),
+            "{}",
+            PointRecord::FIELDS[1].1
+        );
+        assert!(RunRecord::FIELDS[0].1.contains(RunRecord::SCHEMA), "{}", RunRecord::FIELDS[0].1);
         for status in Status::FAILED {
             assert!(statuses.contains(&format!("\n`{}`: ", status.symbol())), "{}", status.symbol());
         }

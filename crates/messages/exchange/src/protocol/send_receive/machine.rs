@@ -232,8 +232,10 @@ impl Machine for Pooled {
     #[inline]
     fn take(&mut self) -> Option<Message> {
         let (slot, length) = self.inbox.pop_front()?;
-        // Receives of discarded messages share buffers, into which the RNIC may write at any time.
-        let length = if self.config.discard_into.is_some() { 0 } else { length };
+        // Receives of discarded messages share buffers, into which the RNIC may write at any time. Buffers of a shared
+        // receive queue are shared with no other message.
+        let is_discarded = self.config.discard_into.is_some() && !self.pool.is_shared();
+        let length = if is_discarded { 0 } else { length };
         Some(Lent::new(&self.pool, slot, length as usize))
     }
 

@@ -110,7 +110,7 @@ core::arch::global_asm!(
     "6: doorbell_backwards \\is_in",
     ".endm",
     // Copies like `doorbell_copy`, by the registers of AVX, and at least 64 bytes. After a fault, their upper halves
-    // are in use until the next routine ends, which costs time only.
+    // are in use until other code clears them, such as the next wide copy forwards. That costs time only.
     ".macro doorbell_copy_wide is_in",
     "mov rax, rdi",
     "sub rax, rsi",

@@ -131,7 +131,9 @@ impl Qp {
             if sends.is_empty() {
                 self.req.delayed.swap_remove(place);
             }
-            self.sends_departed(core, self.req.cursor);
+            if !core.policy.waits_for_departures {
+                self.sends_departed(core, self.req.cursor);
+            }
         }
     }
 }
