@@ -11,6 +11,17 @@ use super::*;
 use crate::link::LinkProperties;
 use crate::testing::{info, path};
 
+/// Returns a SEND with inline data.
+pub(crate) fn message(text: &'static [u8]) -> SendRequest<'static> {
+    SendRequest {
+        wr_id: 1,
+        operation: SendOperation::Send,
+        flags: SendFlags::empty(),
+        payload: Payload::Inline(text),
+        destination: None,
+    }
+}
+
 /// A link whose `receive` or `transmit` fails.
 #[derive(Clone, Copy, Debug)]
 struct Broken;
@@ -72,13 +83,7 @@ fn a_link_is_hurried_when_packets_to_others_wait() {
         let link = Waits { awaits: awaits.into(), is_hurried: false };
         let (mut driver, qpn, _) = connected(link);
         let post = |driver: &mut Driver<Waits>| {
-            let request = SendRequest {
-                wr_id: 1,
-                operation: SendOperation::Send,
-                flags: SendFlags::empty(),
-                payload: Payload::Inline(b"one"),
-                destination: None,
-            };
+            let request = message(b"one");
             driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
             driver.transmit(0).unwrap();
             driver.link().is_hurried
@@ -180,13 +185,7 @@ impl Link for Full {
 #[test]
 fn a_full_link_forgets_its_batch_when_the_port_goes_down() {
     let (mut driver, qpn, _) = connected(Full::default());
-    let request = SendRequest {
-        wr_id: 1,
-        operation: SendOperation::Send,
-        flags: SendFlags::empty(),
-        payload: Payload::Inline(b"lost"),
-        destination: None,
-    };
+    let request = message(b"lost");
     driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
     driver.transmit(0).unwrap();
     assert!(driver.is_link_full());
@@ -235,13 +234,7 @@ impl Link for Holds {
 fn requests_without_a_window_wait_for_room_in_the_link() {
     let (mut driver, qpn, queue) = connected_as(QpKind::Uc, Holds::default());
     let post = |driver: &mut Driver<Holds>| {
-        let request = SendRequest {
-            wr_id: 1,
-            operation: SendOperation::Send,
-            flags: SendFlags::empty(),
-            payload: Payload::Inline(b"one"),
-            destination: None,
-        };
+        let request = message(b"one");
         driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
         driver.transmit(0).unwrap();
         driver.link().packets
@@ -306,13 +299,7 @@ fn a_look_without_a_clock_finds_packets_and_posts() {
     driver.link_mut().may_come = true;
     assert!(!driver.look(), "the look has overlooked a packet");
     driver.link_mut().may_come = false;
-    let request = SendRequest {
-        wr_id: 1,
-        operation: SendOperation::Send,
-        flags: SendFlags::empty(),
-        payload: Payload::Inline(b"one"),
-        destination: None,
-    };
+    let request = message(b"one");
     driver.rnic_mut().post_send(1_000_400, qpn, &[request]).unwrap();
     driver.defer_transmit(2_000_000);
     assert!(!driver.look(), "the look has left a deferred post");

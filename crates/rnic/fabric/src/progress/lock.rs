@@ -152,14 +152,14 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::{Arc, Mutex};
 
-    use doorbell_verbs_core::{Payload, PortOrder, QP_DEATHS, SendFlags, SendOperation, SendRequest};
+    use doorbell_verbs_core::{PortOrder, QP_DEATHS};
     use tracing::field::Field;
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
     use crate::driver::Acks;
-    use crate::driver::tests::connected;
+    use crate::driver::tests::{connected, message};
     use crate::memory::{MemoryNetwork, MemoryOptions};
     use crate::progress::clock::Clock;
     use crate::progress::{PortHandle, VirtualClock};
@@ -197,13 +197,7 @@ mod tests {
     fn with_a_death() -> ThreadState {
         let link: Box<dyn Link> = Box::new(MemoryNetwork::new(MemoryOptions::default()).attach([10, 0, 0, 1].into()));
         let (mut driver, qpn, _queue) = connected(link);
-        let request = SendRequest {
-            wr_id: 1,
-            operation: SendOperation::Send,
-            flags: SendFlags::empty(),
-            payload: Payload::Inline(b"one"),
-            destination: None,
-        };
+        let request = message(b"one");
         driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
         let mut now_ns = 0;
         loop {
