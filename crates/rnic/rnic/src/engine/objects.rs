@@ -536,14 +536,11 @@ impl Rnic {
         {
             return Err(ModifyError::AddressFamily { peer: address.destination, own: self.config.address });
         }
-        let joins = match attributes.address {
-            Some(address) if qp.kind == QpKind::Rc => Some(self.join_destination(address.destination)),
-            _ => None,
-        };
+        let peer = attributes.address.filter(|_| qp.kind == QpKind::Rc);
+        let joins = peer.map(|peer| self.join_destination(peer.destination));
         let qp = &mut self.qps[slot as usize];
-        if attributes.address.is_some() && qp.kind == QpKind::Uc {
-            qp.blocked = false; // its requests may have waited for room to the old destination
-        }
+        // The requests of a UC queue pair may have waited for room to the old destination.
+        qp.blocked &= qp.kind != QpKind::Uc || attributes.address.is_none();
         if joins.is_some() || to == QpState::Reset {
             // The queue pair leaves its old destination. Remove its bytes in flight from the windows first.
             qp.rewind(&mut self.core);
