@@ -294,6 +294,38 @@ fn a_queue_pair_may_end_while_its_requests_wait() {
 }
 
 #[test]
+fn a_queue_pair_with_a_new_address_waits_for_no_room_to_the_old_one() {
+    let to_state = |state| QpAttributes { state: Some(state), ..QpAttributes::default() };
+    let to_peer = |peer| QpAttributes { address: Some(AddressVector::to(address(peer))), ..QpAttributes::default() };
+    for is_started in [false, true] {
+        let mut sender = Sender::new(BATCH_BYTES);
+        let qpn = sender.add_qp(QpKind::Uc, 2);
+        sender.post_message(qpn, 1, 3000);
+        if is_started {
+            assert_eq!(sender.next_batch(Budget { packets: 1, ..Budget::UNLIMITED }), [(2, 1)]);
+        }
+        sender.full(&[2, 4]);
+        assert!(sender.sent().is_empty());
+        // Only a queue pair in SQD may get another address (IBTA Vol 1, 11.2.5.2).
+        sender.modify(qpn, to_state(QpState::SqDrain));
+        sender.modify(qpn, to_peer(3));
+        let rest = if is_started { vec![(3, 1); 2] } else { vec![(3, 1); 3] };
+        // The RNIC has started a message once a packet of it waits.
+        assert_eq!(sender.sent(), rest);
+        sender.expect([1]);
+        // A new address without room lets the next message wait again.
+        sender.modify(qpn, to_peer(4));
+        sender.modify(qpn, to_state(QpState::ReadyToSend));
+        sender.post_message(qpn, 2, 8);
+        assert!(sender.sent().is_empty());
+        sender.full(&[2]);
+        assert_eq!(sender.sent(), [(4, 2)]);
+        sender.expect([2]);
+        assert_eq!(sender.rnic.backlog().waiting, 0);
+    }
+}
+
+#[test]
 fn a_datagram_whose_memory_is_gone_fails_after_all_earlier_sends() {
     let mut sender = Sender::new(BATCH_BYTES);
     let qpn = sender.add_qp(QpKind::Ud, 2);
