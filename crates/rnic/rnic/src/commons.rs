@@ -238,9 +238,12 @@ impl Commons {
 
     /// Removes the staged completions of a queue pair that is destroyed or reset.
     pub(crate) fn purge(&mut self, qpn: Qpn) {
-        for &slot in &self.dirty {
-            self.cqs[slot as usize].staged.retain(|completion| completion.qpn != qpn);
-        }
+        let cqs = &mut self.cqs;
+        self.dirty.retain(|&slot| {
+            let staged = &mut cqs[slot as usize].staged;
+            staged.retain(|completion| completion.qpn != qpn);
+            !staged.is_empty() // otherwise the next completion would enter the port a second time
+        });
         if let Some(faults) = &mut self.faults {
             faults.purge(qpn);
         }
@@ -348,13 +351,39 @@ mod tests {
     use doorbell_wire::Psn;
 
     use super::*;
+    use crate::completion::CompletionQueue;
     use crate::memory::RegionTable;
+
+    fn commons() -> Commons {
+        let (memory, events) = (Memory::new(Arc::new(RegionTable::default())), Arc::new(EventQueue::new(None)));
+        let inbound = Window::new(1 << 20, u64::MAX);
+        Commons::new(Policy::UNBOUNDED, memory, events, inbound, u64::MAX)
+    }
+
+    #[test]
+    fn queue_pairs_that_end_while_their_completions_wait_leave_nothing() {
+        let mut core = commons();
+        let queue = Arc::new(CompletionQueue::new(8, None));
+        let cq = core.add_cq(0, Arc::clone(&queue) as Arc<dyn CompletionSink>);
+        core.await_link();
+        let of = |number| Completion { qpn: Qpn::new(number), ..Completion::default() };
+        for number in 2..100 {
+            core.complete(cq, of(number));
+            core.complete(cq, of(1));
+            assert_eq!((core.staged_count(), core.dirty.len()), (2, 1), "queue pair {number}");
+            core.purge(Qpn::new(number));
+            core.purge(Qpn::new(1));
+            assert_eq!((core.staged_count(), core.dirty.len()), (0, 0), "queue pair {number}");
+        }
+        core.complete(cq, of(1));
+        core.transmitted();
+        assert!(core.publish(false).is_none());
+        assert_eq!(queue.len(), 1);
+    }
 
     #[test]
     fn deaths_that_find_no_place_are_counted() {
-        let (memory, events) = (Memory::new(Arc::new(RegionTable::default())), Arc::new(EventQueue::new(None)));
-        let inbound = Window::new(1 << 20, u64::MAX);
-        let mut core = Commons::new(Policy::UNBOUNDED, memory, events, inbound, u64::MAX);
+        let mut core = commons();
         for number in 1..=MOST_DEATHS as u32 + 3 {
             let reason = DeathReason::Injected;
             core.keep_death(QpDeath { qpn: Qpn::new(number), psn: Psn::new(0), peer: None, reason });
