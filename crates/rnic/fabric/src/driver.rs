@@ -242,9 +242,16 @@ impl<L: Link> Driver<L> {
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
         self.raise_port(now_ns);
         // If the link fails here, return the error only at the end, so that work requests still time out.
-        let received = self.receive(now_ns);
+        let mut received = self.receive(now_ns);
         self.obey_link(now_ns);
-        let timed_out = self.handle_timeout(now_ns);
+        let timed_out = self.is_timer_due(now_ns);
+        if timed_out {
+            if self.rnic.is_answer_overdue(now_ns) {
+                let arrived = self.receive_arrived(now_ns);
+                received = received.and_then(|packets| Ok(packets + arrived?));
+            }
+            self.rnic.handle_timeout(now_ns);
+        }
         // If this pump received no packets, the program has nothing to reply to, so acknowledgements do not wait for a
         // reply.
         let packets = received.as_ref().map_or(0, |&packets| packets);
@@ -270,19 +277,17 @@ impl<L: Link> Driver<L> {
 
     /// Handles expired timers without the link. Drops the packets that are ready, as a network that loses them.
     pub fn time_out(&mut self, now_ns: u64) {
-        self.handle_timeout(now_ns);
+        if self.is_timer_due(now_ns) {
+            self.rnic.handle_timeout(now_ns);
+        }
         self.rnic.release_acks();
         self.discard_ready(now_ns);
     }
 
-    /// Handles expired timers. Returns whether a timer has expired.
+    /// Returns whether a timer of the RNIC has expired.
     #[inline]
-    fn handle_timeout(&mut self, now_ns: u64) -> bool {
-        let is_due = self.rnic.poll_timeout().is_some_and(|at| at <= now_ns);
-        if is_due {
-            self.rnic.handle_timeout(now_ns);
-        }
-        is_due
+    fn is_timer_due(&self, now_ns: u64) -> bool {
+        self.rnic.poll_timeout().is_some_and(|at| at <= now_ns)
     }
 
     /// Receives the packets that have arrived.
@@ -311,12 +316,13 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Handles all packets that have arrived, though a [`pump`](Self::pump) may take only some of them.
+    /// Handles all packets that have arrived, though a [`pump`](Self::pump) may take only some of them. Returns their
+    /// number.
     ///
     /// # Errors
     ///
     /// The link is broken: [`Link::receive`] failed.
-    pub fn receive_arrived(&mut self, now_ns: u64) -> io::Result<()> {
+    pub fn receive_arrived(&mut self, now_ns: u64) -> io::Result<usize> {
         self.raise_port(now_ns);
         let (mut packets, mut empty) = (0, 0);
         while packets < ARRIVED_PACKETS_MAX && empty < EMPTY_RECEIVES {
@@ -332,7 +338,7 @@ impl<L: Link> Driver<L> {
         {
             observation.note(now_ns);
         }
-        Ok(())
+        Ok(packets)
     }
 
     /// Defers the sending of ready packets to the next [`pump`](Self::pump), which must happen by `until_ns`.

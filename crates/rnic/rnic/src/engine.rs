@@ -129,7 +129,8 @@ struct Srq {
 ///
 /// 1. **Input**: any number of calls in any order. The driver calls [`handle_packets`](Self::handle_packets) for
 ///    received packets, and [`handle_timeout`](Self::handle_timeout) once the time of
-///    [`poll_timeout`](Self::poll_timeout) has come. Programs call the `post_*` functions.
+///    [`poll_timeout`](Self::poll_timeout) has come. If [`is_answer_overdue`](Self::is_answer_overdue) returns true
+///    then, the driver first handles all packets that have arrived. Programs call the `post_*` functions.
 /// 2. **Output**: the driver calls [`poll_transmit`](Self::poll_transmit) and sends the batch, until `poll_transmit`
 ///    adds no packet. Then it calls [`transmitted`](Self::transmitted). The device holds a due acknowledgement back for
 ///    up to [`Policy::ack_hold_ns`], so that the acknowledgement can leave together with other packets. A driver

@@ -1,3 +1,5 @@
+mod timers;
+
 use std::net::IpAddr;
 
 use doorbell_rnic::{CompletionQueue, Config};

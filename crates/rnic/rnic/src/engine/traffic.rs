@@ -12,7 +12,7 @@ use crate::congestion::in_flight_cost;
 use crate::deadline::earliest;
 use crate::memory::Packet;
 use crate::packets::Acknowledgement;
-use crate::qp::{Stop, check_receive};
+use crate::qp::{Qp, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
 use crate::work::RecvWqe;
 
@@ -239,23 +239,39 @@ impl Rnic {
 
     /// Handles all deadlines that have passed.
     pub fn handle_timeout(&mut self, now_ns: u64) {
+        self.expire_timers(now_ns, false);
+        self.release_held_acks(now_ns.saturating_sub(self.core.policy.ack_hold_ns));
+        self.publish();
+    }
+
+    /// Returns whether [`handle_timeout`](Self::handle_timeout) would repeat or fail a request without an answer. The
+    /// answer may have arrived at the driver already, so the driver handles all arrived packets first.
+    pub fn is_answer_overdue(&mut self, now_ns: u64) -> bool {
+        self.expire_timers(now_ns, true)
+    }
+
+    /// Handles the expired timers of requesters. If `stops` is true, stops before the first request without an answer
+    /// in time, and returns true.
+    fn expire_timers(&mut self, now_ns: u64, stops: bool) -> bool {
         self.core.now_ns = now_ns;
         while let Some(&Reverse((at, slot, qpn))) = self.timers.peek()
             && at <= now_ns
         {
-            self.timers.pop();
-            let Some(qp) = self.qps.get_mut(slot as usize).filter(|qp| qp.qpn == qpn) else { continue };
-            if qp.timer_queued_ns != at {
-                continue; // the queue pair has a newer entry with an earlier deadline
+            // A queue pair with another time has a newer entry with an earlier deadline.
+            let qp = self.qps.get_mut(slot as usize).filter(|qp| qp.qpn == qpn && qp.timer_queued_ns == at);
+            let is_due = |qp: &Qp| qp.requester_deadline_ns().is_some_and(|deadline| deadline <= now_ns);
+            if stops && qp.as_ref().is_some_and(|qp| is_due(qp) && !qp.delays_requests()) {
+                return true;
             }
+            self.timers.pop();
+            let Some(qp) = qp else { continue };
             qp.timer_queued_ns = u64::MAX;
-            if qp.requester_deadline_ns().is_some_and(|deadline| deadline <= now_ns) {
+            if is_due(qp) {
                 qp.handle_requester_timeout(&mut self.core);
             }
             self.settle(slot);
         }
-        self.release_held_acks(now_ns.saturating_sub(self.core.policy.ack_hold_ns));
-        self.publish();
+        false
     }
 
     /// Returns the time by which the driver must call [`handle_timeout`](Self::handle_timeout), followed by

@@ -400,6 +400,11 @@ impl Qp {
         ack_timeout_ns(self.settings.timeout).map(|ns| ns << counted.min(2))
     }
 
+    /// Returns whether the requester waits as an RNR NAK has asked, so that its deadline is no missing answer.
+    pub(crate) fn delays_requests(&self) -> bool {
+        self.req.rnr_until_ns.is_some()
+    }
+
     /// Handles the deadlines of the requester that have passed.
     pub(crate) fn handle_requester_timeout(&mut self, core: &mut Commons) {
         if let Some(until) = self.req.rnr_until_ns {
