@@ -284,10 +284,17 @@ impl<L: Link> Driver<L> {
         self.discard_ready(now_ns);
     }
 
+    /// Returns the deadline of the RNIC's timers. They stand still while the link is full, since packets wait that the
+    /// timers would send again.
+    #[inline]
+    fn timer_ns(&self) -> Option<u64> {
+        if self.is_link_full() { None } else { self.rnic.poll_timeout() }
+    }
+
     /// Returns whether a timer of the RNIC has expired.
     #[inline]
     fn is_timer_due(&self, now_ns: u64) -> bool {
-        self.rnic.poll_timeout().is_some_and(|at| at <= now_ns)
+        self.timer_ns().is_some_and(|at| at <= now_ns)
     }
 
     /// Receives the packets that have arrived.
@@ -371,6 +378,7 @@ impl<L: Link> Driver<L> {
         if self.rnic.has_full_destinations() {
             self.note_full_destinations();
         }
+        let mut has_waited = self.is_link_full();
         loop {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
@@ -408,6 +416,20 @@ impl<L: Link> Driver<L> {
                     self.link.hurry();
                 }
                 return Ok(());
+            }
+            if std::mem::take(&mut has_waited) {
+                self.restart_timers(now_ns);
+            }
+        }
+    }
+
+    /// Restarts the timers of the queue pairs whose packets have waited for the link.
+    #[cold]
+    fn restart_timers(&mut self, now_ns: u64) {
+        let mut last = None;
+        for info in self.batch.infos() {
+            if last.replace(info.qpn) != Some(info.qpn) {
+                self.rnic.restart_timers(now_ns, info.qpn);
             }
         }
     }
@@ -476,7 +498,7 @@ impl<L: Link> Driver<L> {
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
         let link = self.link.poll_timeout().map(|at_ns| self.port.paced(at_ns));
-        earliest([self.rnic.poll_timeout(), link, observation, self.deferred_until_ns, self.port.up_at_ns])
+        earliest([self.timer_ns(), link, observation, self.deferred_until_ns, self.port.up_at_ns])
     }
 }
 

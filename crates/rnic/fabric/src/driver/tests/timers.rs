@@ -1,4 +1,4 @@
-//! Timers of requesters while answers wait in the link.
+//! Timers of requesters while answers wait in the link, or while the link has no room.
 
 use std::collections::VecDeque;
 
@@ -96,4 +96,21 @@ fn an_ack_that_has_arrived_prevents_a_retransmission() {
     requester.driver.link_mut().arrived.extend(others.chain([own]));
     assert_eq!(requester.pump(EARLY_NS), 1, "the request has left again");
     assert_eq!(requester.ends(), (vec![Status::Success], 0, 0));
+}
+
+#[test]
+fn the_time_of_a_packet_in_a_full_link_counts_as_no_timeout() {
+    let mut requester = Requester::new(true);
+    assert_eq!(requester.driver.poll_timeout(), None, "a timer runs while the link is full");
+    for number in 1..10 {
+        assert_eq!(requester.pump(number * EARLY_NS), 0);
+    }
+    assert_eq!(requester.ends(), (vec![], 0, 0));
+    requester.driver.link_mut().is_full = false;
+    let left_ns = 10 * EARLY_NS;
+    assert_eq!(requester.pump(left_ns), 1);
+    assert_eq!(requester.pump(left_ns + 1), 1, "the request has left twice");
+    assert_eq!(requester.driver.poll_timeout(), Some(left_ns + EARLY_NS));
+    assert_eq!(requester.pump(left_ns + EARLY_NS), 2);
+    assert_eq!(requester.ends(), (vec![], 1, 0));
 }
