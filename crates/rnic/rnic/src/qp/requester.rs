@@ -28,6 +28,10 @@ const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
 /// CPU, the variance would no longer show that long round trip after ten samples.
 const LONGEST_ROUND_TRIP_MEMORY_NS: u64 = 100_000_000;
 
+/// Minimum delay of a deadline that shows that the process had no processor. With a processor, a thread wakes up
+/// earlier.
+const LATE_NS: u64 = 1_000_000;
+
 /// Maximum number of outstanding packet sequence numbers. It is below half of the 2^24 numbers, so that old and new
 /// numbers stay distinct (IBTA Vol 1, 9.7.1).
 const MAX_OUTSTANDING_PSNS: u32 = 1 << 22;
@@ -92,11 +96,14 @@ pub(crate) struct Requester {
     rnr_until_ns: Option<u64>,
     /// Start of the configured timeout: usually the time of the most recent answer.
     progress_ns: u64,
-    /// Time of the most recent answer before the configured timeout first expired.
+    /// Start of the first configured timeout that has expired since the most recent answer.
     unanswered_since_ns: u64,
     /// Start of the early timeout: usually the time of the most recent answer, probe or rewind.
     sent_ns: u64,
     early_timeout_ns: u64,
+    /// Whether the requester has started its timers anew, since the process had no processor. It does so at most once
+    /// until an answer arrives or the configured timeout expires.
+    is_excused: bool,
     /// Smoothed round trip time.
     round_trip_ns: u64,
     /// Longest recent round trip time.
@@ -140,6 +147,7 @@ impl Requester {
             unanswered_since_ns: 0,
             sent_ns: 0,
             early_timeout_ns: policy.least_early_timeout_ns.unwrap_or(u64::MAX),
+            is_excused: false,
             round_trip_ns: 0,
             longest_round_trip_ns: 0,
             longest_seen_ns: 0,
@@ -284,6 +292,7 @@ impl Qp {
         req.implied_nak = None;
         req.progress_ns = core.now_ns;
         req.sent_ns = core.now_ns;
+        req.is_excused = false;
         while req.reads.front().is_some_and(|&end| !req.una.is_before(end)) {
             req.reads.pop_front();
         }
@@ -422,6 +431,12 @@ impl Qp {
             }
             return;
         }
+        // A process without a processor may have sent its packets late, and its peer may have had none either. An
+        // RNIC's timers start when the packets leave (IBTA Vol 1, 9.7.6.1.3), so the peer gets the timeout once more.
+        let late_ns = self.requester_deadline_ns().map_or(0, |deadline| core.now_ns.saturating_sub(deadline));
+        if late_ns >= LATE_NS && !std::mem::replace(&mut self.req.is_excused, true) {
+            return self.restart_timers(core.now_ns);
+        }
         if let Some(timeout_ns) = self.counted_timeout_ns()
             && core.now_ns >= self.req.progress_ns + timeout_ns
         {
@@ -434,6 +449,7 @@ impl Qp {
             }
             self.req.retry_left -= 1;
             self.req.progress_ns = core.now_ns;
+            self.req.is_excused = false;
             self.req.probes = MAX_PROBES;
         } else {
             core.counters.early_retransmit += 1;

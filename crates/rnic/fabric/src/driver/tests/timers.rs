@@ -1,4 +1,4 @@
-//! Timers of requesters while answers wait in the link, or while the link has no room.
+//! Timers of requesters while the process has no processor, or while the link has no room.
 
 use std::collections::VecDeque;
 
@@ -9,6 +9,7 @@ use crate::testing::outer;
 
 /// Early timeout of a requester that knows no round trip.
 const EARLY_NS: u64 = 500_000;
+const STALL_NS: u64 = 300_000_000;
 const PEER: [u8; 4] = [10, 0, 0, 2];
 
 /// A link that accepts packets unless it is full, and passes one arrived packet per call.
@@ -96,6 +97,38 @@ fn an_ack_that_has_arrived_prevents_a_retransmission() {
     requester.driver.link_mut().arrived.extend(others.chain([own]));
     assert_eq!(requester.pump(EARLY_NS), 1, "the request has left again");
     assert_eq!(requester.ends(), (vec![Status::Success], 0, 0));
+}
+
+#[test]
+fn a_time_without_a_processor_counts_as_no_timeout() {
+    let mut requester = Requester::new(false);
+    assert_eq!(requester.pump(STALL_NS), 1, "the request has left again");
+    assert_eq!(requester.driver.poll_timeout(), Some(STALL_NS + EARLY_NS));
+    let own = ack(requester.qpn);
+    requester.driver.link_mut().arrived.push_back(own);
+    assert_eq!(requester.pump(STALL_NS + EARLY_NS), 1);
+    assert_eq!(requester.ends(), (vec![Status::Success], 0, 0));
+}
+
+#[test]
+fn only_one_time_without_a_processor_prolongs_a_timeout() {
+    let mut requester = Requester::new(false);
+    let sent: Vec<_> = (1..=4).map(|stall| requester.pump(stall * STALL_NS)).collect();
+    // Each second time counts, and is longer than the configured timeout.
+    assert_eq!(sent, [1, 2, 2, 3]);
+    assert_eq!(requester.ends(), (vec![], 0, 2));
+}
+
+#[test]
+fn requests_fail_although_each_deadline_is_late() {
+    const LOOK_NS: u64 = 20_000_000;
+    let mut requester = Requester::new(false);
+    let died = (1..100_u64).find(|look| {
+        requester.pump(look * LOOK_NS);
+        requester.ends().0 == [Status::RetryExceeded]
+    });
+    // Timeouts of 67, 134 and 268 ms, before each of them at most one early timeout, and the delays of the looks.
+    assert!((24..=33).contains(&died.expect("the request fails")), "{died:?}");
 }
 
 #[test]
