@@ -31,6 +31,10 @@ const ARRIVED_PACKETS_MAX: usize = 1 << 16;
 /// devices, behind which packets wait.
 const EMPTY_RECEIVES: usize = 4;
 
+/// Time for which a link that accepts nothing stops the timers. After it, work requests fail once their retries are
+/// spent, although no packet could leave.
+const FULL_LINK_STOPS_TIMERS_NS: u64 = 4_000_000_000;
+
 /// When to send the acknowledgements that are due at the end of a pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
@@ -53,6 +57,8 @@ pub struct Driver<L> {
     batch: TransmitBatch,
     /// Index of the first run of the batch that the link has not accepted yet.
     next_run: usize,
+    /// Time at which the link, which is full, accepted a run most recently.
+    full_since_ns: u64,
     encapsulation: Option<(Sealer, Checker)>,
     observation: Option<Observation>,
     /// Time by which the next pump must send the packets that [`defer_transmit`](Self::defer_transmit) deferred.
@@ -88,6 +94,7 @@ impl<L: Link> Driver<L> {
         Self {
             batch: TransmitBatch::new(BATCH_BYTES, if sealed { ICRC_LEN } else { 0 }),
             next_run: 0,
+            full_since_ns: 0,
             encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
             observation: None,
             deferred_until_ns: None,
@@ -285,10 +292,12 @@ impl<L: Link> Driver<L> {
     }
 
     /// Returns the deadline of the RNIC's timers. They stand still while the link is full, since packets wait that the
-    /// timers would send again.
+    /// timers would send again. But a link that accepts nothing for long must not keep requests for ever.
     #[inline]
     fn timer_ns(&self) -> Option<u64> {
-        if self.is_link_full() { None } else { self.rnic.poll_timeout() }
+        let at_ns = self.rnic.poll_timeout()?;
+        let full_until_ns = if self.is_link_full() { self.full_since_ns + FULL_LINK_STOPS_TIMERS_NS } else { 0 };
+        Some(at_ns.max(full_until_ns))
     }
 
     /// Returns whether a timer of the RNIC has expired.
@@ -379,6 +388,7 @@ impl<L: Link> Driver<L> {
             self.note_full_destinations();
         }
         let mut has_waited = self.is_link_full();
+        let first_run = self.next_run;
         loop {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
@@ -410,6 +420,9 @@ impl<L: Link> Driver<L> {
                 self.note_full_destinations();
             }
             if self.is_link_full() {
+                if !has_waited || self.next_run > first_run {
+                    self.full_since_ns = now_ns;
+                }
                 if let Some(destination) = self.link.awaits()
                     && self.rnic.wants_transmit_beside(destination)
                 {

@@ -134,7 +134,8 @@ fn requests_fail_although_each_deadline_is_late() {
 #[test]
 fn the_time_of_a_packet_in_a_full_link_counts_as_no_timeout() {
     let mut requester = Requester::new(true);
-    assert_eq!(requester.driver.poll_timeout(), None, "a timer runs while the link is full");
+    let late_ns = FULL_LINK_STOPS_TIMERS_NS;
+    assert_eq!(requester.driver.poll_timeout(), Some(late_ns), "a timer runs while the link is full");
     for number in 1..10 {
         assert_eq!(requester.pump(number * EARLY_NS), 0);
     }
@@ -146,4 +147,16 @@ fn the_time_of_a_packet_in_a_full_link_counts_as_no_timeout() {
     assert_eq!(requester.driver.poll_timeout(), Some(left_ns + EARLY_NS));
     assert_eq!(requester.pump(left_ns + EARLY_NS), 2);
     assert_eq!(requester.ends(), (vec![], 1, 0));
+}
+
+#[test]
+fn requests_fail_although_the_link_accepts_nothing() {
+    let mut requester = Requester::new(true);
+    let mut now_ns = 0;
+    while requester.ends().0.is_empty() {
+        now_ns = requester.driver.poll_timeout().expect("a timer is left");
+        assert!(now_ns < 2 * FULL_LINK_STOPS_TIMERS_NS, "the request does not fail");
+        assert_eq!(requester.pump(now_ns), 0);
+    }
+    assert!(now_ns >= FULL_LINK_STOPS_TIMERS_NS);
 }
