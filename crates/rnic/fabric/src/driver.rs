@@ -57,8 +57,8 @@ pub struct Driver<L> {
     batch: TransmitBatch,
     /// Index of the first run of the batch that the link has not accepted yet.
     next_run: usize,
-    /// Time at which the link, which is full, accepted a run most recently.
-    full_since_ns: u64,
+    /// Time since which the link is full and accepts nothing.
+    full_since_ns: Option<u64>,
     encapsulation: Option<(Sealer, Checker)>,
     observation: Option<Observation>,
     /// Time by which the next pump must send the packets that [`defer_transmit`](Self::defer_transmit) deferred.
@@ -94,7 +94,7 @@ impl<L: Link> Driver<L> {
         Self {
             batch: TransmitBatch::new(BATCH_BYTES, if sealed { ICRC_LEN } else { 0 }),
             next_run: 0,
-            full_since_ns: 0,
+            full_since_ns: None,
             encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
             observation: None,
             deferred_until_ns: None,
@@ -256,6 +256,11 @@ impl<L: Link> Driver<L> {
             if self.rnic.is_answer_overdue(now_ns) {
                 let arrived = self.receive_arrived(now_ns);
                 received = received.and_then(|packets| Ok(packets + arrived?));
+                if self.is_link_full() {
+                    // While a batch waits, the RNIC sends nothing again, and then no timer runs.
+                    self.link.forget_batch();
+                    self.drop_batch();
+                }
             }
             self.rnic.handle_timeout(now_ns);
         }
@@ -296,7 +301,8 @@ impl<L: Link> Driver<L> {
     #[inline]
     fn timer_ns(&self) -> Option<u64> {
         let at_ns = self.rnic.poll_timeout()?;
-        let full_until_ns = if self.is_link_full() { self.full_since_ns + FULL_LINK_STOPS_TIMERS_NS } else { 0 };
+        let full_since_ns = self.full_since_ns.filter(|_| self.is_link_full());
+        let full_until_ns = full_since_ns.map_or(0, |since_ns| since_ns + FULL_LINK_STOPS_TIMERS_NS);
         Some(at_ns.max(full_until_ns))
     }
 
@@ -388,7 +394,6 @@ impl<L: Link> Driver<L> {
             self.note_full_destinations();
         }
         let mut has_waited = self.is_link_full();
-        let first_run = self.next_run;
         loop {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
@@ -406,6 +411,7 @@ impl<L: Link> Driver<L> {
                     observation.note(now_ns);
                 }
             }
+            let first_run = self.next_run;
             if let Err(error) = self.link.transmit(now_ns, &self.batch, &mut self.next_run) {
                 // The link is broken. `drop_batch` makes completions visible to the program, although their
                 // acknowledgements will never be sent.
@@ -419,10 +425,11 @@ impl<L: Link> Driver<L> {
             if self.link.holds_packets() || self.rnic.has_full_destinations() {
                 self.note_full_destinations();
             }
+            if self.next_run > first_run {
+                self.full_since_ns = None;
+            }
             if self.is_link_full() {
-                if !has_waited || self.next_run > first_run {
-                    self.full_since_ns = now_ns;
-                }
+                self.full_since_ns.get_or_insert(now_ns);
                 if let Some(destination) = self.link.awaits()
                     && self.rnic.wants_transmit_beside(destination)
                 {
@@ -473,6 +480,7 @@ impl<L: Link> Driver<L> {
     /// number of packets.
     fn discard_ready(&mut self, now_ns: u64) -> u64 {
         self.rnic.set_full_destinations(&[]);
+        self.full_since_ns = None;
         let mut packets = 0;
         loop {
             let unsent = &self.batch.runs()[self.next_run..];
