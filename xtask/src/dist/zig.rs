@@ -180,6 +180,8 @@ fn cross_link(machine: Machine, built: &Path, zig: &Path, to: &Path) -> Result<(
     let folder = built.join("xtask").join(format!("linked-{}", machine.name()));
     let mut build = cargo(BUILD);
     build.args(&MODULE[2..]).args(SELECTED).arg("--target").arg(&triple).arg("--target-dir").arg(&folder);
+    // The linker would remove the information for debuggers.
+    build.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     with_zig(&mut build, machine, zig, &unwinder_of(&machine.libraries()));
     let linker = format!("CARGO_TARGET_{}_LINKER", triple.replace('-', "_").to_uppercase());
     build.env(linker, root().join("xtask/src/dist/zig-cc.sh"));
