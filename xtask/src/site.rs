@@ -17,8 +17,9 @@ use sources::{SUMMARY, Sources};
 const MDBOOK: &str = "mdbook@0.5.4";
 
 /// Arguments of mdBook's installation. They leave out its server and its watch over files. A build without optimization
-/// takes less time, and the pages are few.
-const INSTALLATION: [&str; 4] = ["--debug", "--no-default-features", "--features", "search"];
+/// and without information for debuggers takes less time, and the pages are few.
+const INSTALLATION: [&str; 6] =
+    ["--debug", "--no-default-features", "--features", "search", "--config", "profile.dev.debug=false"];
 
 /// Settings of mdBook.
 const BOOK: &str = "\
