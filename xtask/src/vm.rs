@@ -221,7 +221,8 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
     };
     // The guest reads the clock from the processor (TSC), as real machines do. Otherwise each read is a system call
     // and an access to an emulated HPET under qemu's global lock. The software RNIC reads the clock at every poll.
-    let kernel = "console=ttyS0 quiet panic=-1 mitigations=off clocksource=tsc tsc=reliable";
+    // The kernel does not test its cryptography at each boot, which would take seconds.
+    let kernel = "console=ttyS0 quiet panic=-1 mitigations=off clocksource=tsc tsc=reliable cryptomgr.notests";
     // One processor would hide races, and more than two would be too slow. Do not use KVM, because with the nested KVM
     // of some hosts, this kernel does not boot.
     qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
