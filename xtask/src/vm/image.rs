@@ -67,7 +67,7 @@ pub(super) struct Image {
 pub(super) fn build(home: &Path) -> Result<Image, String> {
     let _alone = Lock::take(&home.join("lock"), "the guest's image")?;
     let made = make(home)?;
-    let own = Image { kernel: place::own().join("vmlinuz"), initramfs: place::own().join("initramfs.gz") };
+    let own = Image { kernel: place::own().join("linux"), initramfs: place::own().join("initramfs.gz") };
     place::link(&made.kernel, &own.kernel)?;
     place::link(&made.initramfs, &own.initramfs)?;
     Ok(own)
@@ -76,11 +76,11 @@ pub(super) fn build(home: &Path) -> Result<Image, String> {
 fn make(home: &Path) -> Result<Image, String> {
     let files = home.join("kernel");
     let version = kernel(&files)?;
-    let image =
-        Image { kernel: files.join("boot").join(format!("vmlinuz-{version}")), initramfs: home.join("initramfs.gz") };
+    let image = Image { kernel: home.join("linux"), initramfs: home.join("initramfs.gz") };
     let recipe = recipe(&version)?;
     let stamp = home.join("recipe.txt");
-    if image.initramfs.exists() && fs::read_to_string(&stamp).is_ok_and(|known| known == recipe) {
+    let is_there = image.kernel.exists() && image.initramfs.exists();
+    if is_there && fs::read_to_string(&stamp).is_ok_and(|known| known == recipe) {
         return Ok(image);
     }
     // Remove the stamp first. If this run is killed before the image is complete, the next run finds no stamp and
@@ -91,6 +91,7 @@ fn make(home: &Path) -> Result<Image, String> {
     }
     let root = home.join("root");
     let fresh = home.join("initramfs.new");
+    kernel_to_boot(&files.join("boot").join(format!("vmlinuz-{version}")), &image.kernel)?;
     fill(&root, &files, &version)?;
     let pack = format!(
         "cd '{}' && find . | cpio --create --format=newc --quiet | gzip -1 > '{}'",
@@ -131,6 +132,47 @@ fn kernel(files: &Path) -> Result<String, String> {
     let mut versions = fs::read_dir(&modules).map_err(at(&modules))?.filter_map(Result::ok);
     let version = versions.next().ok_or_else(|| format!("{} is empty", modules.display()))?;
     Ok(version.file_name().to_string_lossy().into_owned())
+}
+
+/// Writes the kernel that qemu boots. It is unpacked if possible, because the emulated processor of each guest would
+/// take five seconds to unpack it.
+fn kernel_to_boot(packed: &Path, to: &Path) -> Result<(), String> {
+    let image = fs::read(packed).map_err(at(packed))?;
+    let unpacked = payload(&image).and_then(unpack).filter(|kernel| has_entry(kernel));
+    if unpacked.is_none() {
+        eprintln!("{} cannot be unpacked, so each guest boots five seconds later", packed.display());
+    }
+    let fresh = place::own_file("linux");
+    fs::write(&fresh, unpacked.unwrap_or(image)).map_err(at(&fresh))?;
+    place::publish(&fresh, to)
+}
+
+/// Returns the compressed kernel in a bzImage, if xz has compressed it. The offsets are of Linux's boot protocol
+/// (Documentation/arch/x86/boot.rst).
+fn payload(image: &[u8]) -> Option<&[u8]> {
+    const SECTOR_BYTES: usize = 512;
+    let word = |at: usize| Some(u32::from_le_bytes(*image.get(at..)?.first_chunk()?) as usize);
+    let setup_sectors = usize::from(*image.get(0x1f1)?);
+    let begin = (setup_sectors + 1) * SECTOR_BYTES + word(0x248)?;
+    // The last four bytes are the length of the unpacked kernel.
+    let payload = image.get(begin..)?.get(..word(0x24c)?.checked_sub(4)?)?;
+    payload.starts_with(b"\xfd7zXZ\0").then_some(payload)
+}
+
+fn unpack(payload: &[u8]) -> Option<Vec<u8>> {
+    let packed = place::own_file("linux.xz");
+    fs::write(&packed, payload).ok()?;
+    let mut xz = command("xz", &["--decompress", "--stdout"]);
+    let output = xz.arg(&packed).output().ok()?;
+    output.status.success().then_some(output.stdout)
+}
+
+/// Returns whether a kernel has an entry for qemu, which is a note of Xen of the type 18 (PHYS32_ENTRY).
+fn has_entry(kernel: &[u8]) -> bool {
+    const NOTE: &[u8] = b"\x12\0\0\0Xen\0";
+    let (words, _) = kernel.as_chunks::<4>();
+    let (kind, name) = NOTE.split_at(4);
+    words.windows(2).any(|pair| pair[0] == kind && pair[1] == name)
 }
 
 /// Returns a text with versions and names of everything in the image. If this text changes, a new image is built.
@@ -240,4 +282,35 @@ fn modules(root: &Path, files: &Path, version: &str) -> Result<(), String> {
         fs::copy(&from, root.join(&inside).join(name)).map_err(at(&from))?;
     }
     run(command("depmod", &["-b", &root.to_string_lossy(), version]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a bzImage with one setup sector, and with the payload 16 bytes after the setup.
+    fn image(payload: &[u8]) -> Vec<u8> {
+        let mut image = vec![0; 1024 + 16];
+        image[0x1f1] = 1;
+        image[0x248..0x24c].copy_from_slice(&16_u32.to_le_bytes());
+        image[0x24c..0x250].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        [&image, payload].concat()
+    }
+
+    #[test]
+    fn a_compressed_kernel_is_found_in_its_image() {
+        let found = image(b"\xfd7zXZ\0abc\x09\0\0\0");
+        assert_eq!(payload(&found), Some(&b"\xfd7zXZ\0abc"[..]));
+        assert_eq!(payload(&image(b"\x28\xb5\x2f\xfdabc\x09\0\0\0")), None, "zstd");
+        assert_eq!(payload(&found[..found.len() - 5]), None, "cut off");
+        assert_eq!(payload(&image(b"abc")), None);
+        assert_eq!(payload(b""), None);
+    }
+
+    #[test]
+    fn only_a_kernel_with_a_note_of_its_entry_boots_unpacked() {
+        assert!(has_entry(b"\x7fELF\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0entry\0\0\0"));
+        assert!(!has_entry(b"\x7fELF\x04\0\0\0\x08\0\0\0\x11\0\0\0Xen\0entry\0\0\0"));
+        assert!(!has_entry(b"ELF"));
+    }
 }
