@@ -3,7 +3,7 @@
 //! In such a directory, an existing name may be a link or a file of another user. Therefore no function here writes to
 //! an existing file, except to a pipe or a device that the user named. A new file is created under a random name in the
 //! same directory (`O_EXCL`) and then renamed. If the final name is a link, the rename replaces the link and does not
-//! follow it.
+//! follow it. A journal, to which several processes append, is opened without following a link.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -159,14 +159,15 @@ fn open_special(path: &Path) -> io::Result<Option<File>> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(None) };
     let kind = found.file_type();
     if is_safe_link(path, kind) {
-        return OpenOptions::new().write(true).open(path).map(Some);
+        // The descriptor may be a regular file, to which other processes append too.
+        return OpenOptions::new().append(true).open(path).map(Some);
     }
     if !is_pipe_or_device(kind) {
         return Ok(None);
     }
     let file = OpenOptions::new().write(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)?;
     let opened = file.metadata()?;
-    if (opened.ino(), opened.dev()) != (found.ino(), found.dev()) || ![0, own_user()].contains(&opened.uid()) {
+    if (opened.ino(), opened.dev()) != (found.ino(), found.dev()) || !is_trusted(opened.uid()) {
         let why = format!(
             "{} must belong to user {} or root, but belongs to user {}",
             path.display(),
@@ -193,22 +194,32 @@ pub fn own_user() -> u32 {
     geteuid().as_raw()
 }
 
+/// Returns whether a file of this user may be used: root and the user of this process are trusted.
+fn is_trusted(owner: u32) -> bool {
+    [0, own_user()].contains(&owner)
+}
+
 /// Creates a directory and its parents, unless they exist. Rejects a directory of another user, since that user could
-/// replace the files in it.
+/// replace the files in it. Rejects a link of another user, who could make our files appear in any of our directories.
+///
+/// The mode does not matter. Container orchestrators give a volume to root, with mode 0777 and without the sticky bit.
 ///
 /// # Errors
 ///
-/// The directory cannot be created, the path names no directory, or the directory belongs to a user other than root or
-/// the user of this process.
+/// The directory cannot be created, the path names no directory, or the directory, or a link to it, belongs to a user
+/// other than root or the user of this process.
 pub fn own_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).create(path)?;
-    let owner = fs::metadata(path)?.uid();
-    if [0, own_user()].contains(&owner) {
-        return Ok(());
+    // Without its last slash, a path names the link itself.
+    let plain: PathBuf = path.components().collect();
+    for (found, what) in [(fs::symlink_metadata(plain)?, "the path"), (fs::metadata(path)?, "the directory")] {
+        if !is_trusted(found.uid()) {
+            let (owner, own) = (found.uid(), own_user());
+            let why = format!("{what} belongs to user {owner}, allowed are directories of user {own} and of root");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
     }
-    let why =
-        format!("the directory belongs to user {owner}, allowed are directories of user {} and of root", own_user());
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+    Ok(())
 }
 
 /// Finds or creates a directory that only this user can access, in a parent that all users can write to. The directory
@@ -272,10 +283,28 @@ fn private_directories(parent: &Path, stem: &str) -> Vec<PathBuf> {
 ///
 /// The file cannot be opened, is not a regular file, or belongs to another user.
 pub fn open_lock(path: &Path) -> io::Result<File> {
+    open_regular(path, |owner| owner == own_user())
+}
+
+/// Opens a file to which several processes append, and creates the file if it does not exist. Opens pipes and devices
+/// directly.
+///
+/// # Errors
+///
+/// The file cannot be opened, is a link, or belongs to a user other than root or the user of this process.
+pub fn append(path: &Path) -> io::Result<File> {
+    match open_special(path)? {
+        Some(special) => Ok(special),
+        None => open_regular(path, is_trusted),
+    }
+}
+
+/// Opens a regular file for appending, or creates it. Does not follow a link.
+fn open_regular(path: &Path, is_allowed: impl Fn(u32) -> bool) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().append(true).create(true).custom_flags(flags.bits()).open(path)?;
     let found = file.metadata()?;
-    if found.is_file() && found.uid() == own_user() {
+    if found.is_file() && is_allowed(found.uid()) {
         return Ok(file);
     }
     Err(io::Error::new(
@@ -322,7 +351,7 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd as _;
-    use std::os::unix::fs::{chown, symlink};
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
     use super::*;
 
@@ -387,6 +416,51 @@ mod tests {
         assert!(!target.exists());
         drop(open_lock(&root.path().join("lock")).unwrap());
         drop(open_lock(&root.path().join("lock")).unwrap());
+    }
+
+    #[test]
+    fn a_journal_follows_no_link_and_keeps_what_others_appended() {
+        let root = tempfile::tempdir().unwrap();
+        let (target, link, journal) =
+            (root.path().join("target"), root.path().join("link"), root.path().join("journal"));
+        fs::write(&target, "precious").unwrap();
+        symlink(&target, &link).unwrap();
+        assert!(append(&link).is_err());
+        assert_eq!(fs::read(&target).unwrap(), b"precious");
+        let (mut one, mut other) = (append(&journal).unwrap(), append(&journal).unwrap());
+        one.write_all(b"1").unwrap();
+        other.write_all(b"2").unwrap();
+        // A path below `/proc/self/fd` opens the file of the descriptor again.
+        let again = PathBuf::from(format!("/proc/self/fd/{}", one.as_raw_fd()));
+        append(&again).unwrap().write_all(b"3").unwrap();
+        create(&again).unwrap().write_all(b"4").unwrap();
+        assert_eq!(fs::read(&journal).unwrap(), b"1234");
+        drop(append(Path::new("/dev/null")).unwrap());
+        if own_user() == 0 {
+            chown(&journal, Some(65_534), None).unwrap();
+            assert!(append(&journal).is_err(), "the file of another user");
+        }
+    }
+
+    #[test]
+    fn a_link_of_another_user_to_a_directory_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let (own, link) = (root.path().join("own"), root.path().join("link"));
+        own_directory(&own).unwrap();
+        for mode in [0o777, 0o1777] {
+            fs::set_permissions(&own, fs::Permissions::from_mode(mode)).unwrap();
+            own_directory(&own).unwrap();
+        }
+        symlink(&own, &link).unwrap();
+        own_directory(&link).unwrap();
+        if own_user() != 0 {
+            return; // only root can give a link to another user
+        }
+        std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();
+        for path in [link.clone(), link.join(""), link.join(".")] {
+            let why = own_directory(&path).unwrap_err().to_string();
+            assert!(why.contains("the path belongs to user 65534"), "{path:?}: {why}");
+        }
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 mod report;
 
-use std::fs::OpenOptions;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -231,7 +230,7 @@ fn stack(
     if let Some(plan) = arguments.fault.as_ref().or(arguments.fault_files.fault_plan.as_ref()) {
         let faults = Faults::new(link, plan.clone()).of_device(address, port);
         link = match check {
-            Some(check) => Box::new(faults.with_journal(OpenOptions::new().append(true).open(check.journal())?)),
+            Some(check) => Box::new(faults.with_journal(files::append(check.journal())?)),
             None => Box::new(faults),
         };
     }

@@ -1,17 +1,15 @@
 //! Fault plans of software RNICs.
 
-use std::fs::File;
 use std::path::Path;
 
 use doorbell_fabric::{FaultPlan, VerbsFaults};
-use doorbell_output::files::GuardedFile;
+use doorbell_output::files::{self, GuardedFile};
 
 use crate::error::Error;
 
 /// Opens the journal of faults, to which several devices may append.
 pub(super) fn open_journal(path: &Path) -> Result<GuardedFile, Error> {
-    let file = File::options().append(true).create(true).open(path);
-    file.and_then(GuardedFile::new).map_err(Error::os("the journal of faults could not be opened"))
+    files::append(path).and_then(GuardedFile::new).map_err(Error::os("the journal of faults could not be opened"))
 }
 
 /// Returns the faults of a plan for calls and completions; `None` if it has none.
