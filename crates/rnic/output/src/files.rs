@@ -453,8 +453,8 @@ mod tests {
         }
         symlink(&own, &link).unwrap();
         own_directory(&link).unwrap();
-        if own_user() != 0 {
-            return; // only root can give a link to another user
+        if !doorbell_testing::root_or_leave_out("tests that change the owner of files") {
+            return;
         }
         std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();
         for path in [link.clone(), link.join(""), link.join(".")] {
@@ -478,8 +478,8 @@ mod tests {
         let theirs = root.path().join("theirs");
         fs::create_dir(&theirs).unwrap();
         own_directory(&theirs).unwrap();
-        if own_user() != 0 {
-            return; // only root can give a directory to another user
+        if !doorbell_testing::root_or_leave_out("tests that change the owner of files") {
+            return;
         }
         chown(&theirs, Some(65_534), None).unwrap();
         assert!(own_directory(&theirs).unwrap_err().to_string().contains("belongs to user 65534"));

@@ -18,7 +18,7 @@ use doorbell_verbs::{Device, RKey, Region, SendOperation, Status};
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::sys::time::TimeValLike;
-use nix::unistd::{Gid, Pid, Uid, geteuid, setgid, setgroups, setuid};
+use nix::unistd::{Gid, Pid, Uid, setgid, setgroups, setuid};
 
 /// Name of the test that the other processes run.
 const TEST: &str = "others_play_their_parts";
@@ -310,11 +310,7 @@ fn refused(device: &Device) -> u64 {
 
 /// Returns whether this process is root, since only root can become another user.
 fn may_be_others() -> bool {
-    let may = geteuid().is_root();
-    if !may {
-        println!("left out: only root can become another user");
-    }
-    may
+    doorbell_testing::root_or_leave_out("tests that become another user")
 }
 
 #[test]

@@ -3,6 +3,7 @@
 pub mod connection;
 pub mod files;
 pub mod fuzz;
+mod left_out;
 pub mod memory;
 #[cfg(feature = "model")]
 pub mod model;
@@ -12,4 +13,5 @@ pub mod seeds;
 pub mod trace;
 
 pub use connection::ConnectionEnd;
+pub use left_out::{leave_out, root_or_leave_out};
 pub use rng::Rng;

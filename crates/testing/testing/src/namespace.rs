@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::net::{Ipv6Addr, UdpSocket};
 use std::process::{Command, Stdio};
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
+
+use crate::leave_out;
 
 /// Number of IPv6 addresses in a namespace.
 pub const ADDRESSES: u16 = 16;
@@ -74,19 +75,4 @@ pub fn ip(commands: &str) {
         .unwrap_or_else(|error| panic!("ip, of Debian's package iproute2, cannot be run: {error}"));
     ip.stdin.take().unwrap().write_all(commands.as_bytes()).unwrap();
     assert!(ip.wait().unwrap().success(), "ip refused one of:\n{commands}");
-}
-
-/// Reports a test that this machine cannot run. The report goes directly to standard error, since the test harness
-/// would hide it. The report also goes to the file that `DOORBELL_LEFT_OUT` names.
-fn leave_out(what: &str) {
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "in CI nothing may be left out: {what}");
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
-        let line = format!("{what}\n");
-        let _ = std::io::stderr().write_all(format!("LEFT OUT: {line}").as_bytes());
-        if let Some(path) = std::env::var_os("DOORBELL_LEFT_OUT") {
-            let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
-            file.write_all(line.as_bytes()).unwrap();
-        }
-    });
 }

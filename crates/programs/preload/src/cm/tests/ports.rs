@@ -422,12 +422,7 @@ fn is_called(socket: &socket2::Socket) -> bool {
 }
 
 fn may_be_others() -> bool {
-    // SAFETY: `geteuid` has no arguments.
-    let may = unsafe { libc::geteuid() } == 0;
-    if !may {
-        println!("left out: only root can become another user");
-    }
-    may
+    doorbell_testing::root_or_leave_out("tests that become another user")
 }
 
 /// Checks how a client chooses between listeners. While one program listens at any address, the kernel lets a program
