@@ -162,8 +162,8 @@ fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Answer<St
         return Ok(());
     }
     match destroy(*place) {
-        Ok(step @ (Step::Sleep(_) | Step::Acknowledged(_))) => return Err(step),
         Ok(Step::Done(_)) => {}
+        Ok(step) => return Err(step),
         Err(refused) => refused.tell("rdma_destroy_qp"),
     }
     *place = ptr::null_mut();

@@ -21,6 +21,7 @@ use crate::objects::handle::{Kind, Object, Users, object};
 use crate::process::explain::{explain, is_wanted};
 use crate::process::wait::{
     NUMBER, STATUS, Sleep, Step, Turn, Unacknowledged, as_if_asleep, cancellation_point, expect_waiting, in_steps,
+    interruption,
 };
 
 /// A completion channel.
@@ -120,25 +121,22 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
         // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Channel>(channel) }?;
         own.device.expect_own()?;
-        let found = loop {
-            let added = own.sleepers.added();
-            if let Some(found) = own.take() {
-                break found;
+        let added = own.sleepers.added();
+        let Some(found) = own.take() else {
+            if turn != Turn::First {
+                own.expect_waiting(turn)?;
+                return match turn {
+                    Turn::Lingered { interrupted: true } => Err(interruption()),
+                    _ => Ok(Step::Sleep(Sleep::new(&own.sleepers, added))),
+                };
             }
             // Each check is a system call, and a notification usually arrives while the caller lingers. If the last
             // check allowed waiting, linger first and check before the sleep. A program that has set O_NONBLOCK since
             // then gets EAGAIN about 0.1 ms late, once: the failed check makes the next calls check first.
-            let lingers_first = own.was_blocking.load(Ordering::Relaxed);
-            if !lingers_first {
+            if !own.was_blocking.load(Ordering::Relaxed) {
                 own.expect_waiting(turn)?;
             }
-            let may_wait = || if lingers_first { own.expect_waiting(turn) } else { Ok(()) };
-            if turn != Turn::First {
-                may_wait()?;
-            } else if as_if_asleep(|| own.raw.linger(), may_wait)? {
-                continue;
-            }
-            return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
+            return Ok(Step::Handle(as_if_asleep(|| own.raw.linger())));
         };
         // SAFETY: the caller provides memory for the results. The queue exists until this notification is acknowledged.
         unsafe {

@@ -145,6 +145,12 @@ pub(crate) fn say(line: &str) {
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
+/// Returns whether this thread is inside the gate.
+#[cfg(test)]
+pub(crate) fn is_inside() -> bool {
+    DEPTH.get() > 0
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;

@@ -13,6 +13,11 @@
 //!
 //! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this library. POSIX also forbids
 //! such a thread to call most functions of the C library.
+//!
+//! A handler may leave a wait by `siglongjmp`, as programs do that limit the time of a wait by SIGALRM. The handlers run
+//! while the thread sleeps, or between two steps, when the thread holds nothing. `siglongjmp` of the C library runs the
+//! thread's cleanups, if the handler runs on the stack of the thread. Between sleeps, a handler runs at any instruction
+//! of the library. As with the original libraries, it must not leave by `siglongjmp` then.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -51,7 +56,10 @@ unsafe extern "C" {
     fn _pthread_cleanup_pop(place: *mut Cleanup, execute: c_int);
 }
 
+#[cfg(test)]
+const CANCEL_ENABLE: c_int = 0;
 const CANCEL_DISABLE: c_int = 1;
+const CANCEL_DEFERRED: c_int = 0;
 const CANCEL_ASYNCHRONOUS: c_int = 1;
 
 /// Interval, in seconds, at which a sleeping thread checks that the program has not closed the thread's descriptor.
@@ -94,6 +102,8 @@ pub(crate) enum Step {
     Done(c_int),
     /// The next step runs after an entry was added, or after [`LOOK`].
     Sleep(Sleep),
+    /// The next step runs after the handlers of these signals.
+    Handle(Held),
     /// The next step runs when all these events are acknowledged.
     Acknowledged(*const Unacknowledged),
 }
@@ -106,6 +116,8 @@ pub(crate) type Found<T> = Result<T, Step>;
 pub(crate) enum Turn {
     /// The call has not waited yet.
     First,
+    /// The call has driven the device, and a signal may have interrupted this.
+    Lingered { interrupted: bool },
     /// The thread has slept.
     Woken,
     /// The program has acknowledged the events that the call waited for.
@@ -142,6 +154,7 @@ where
                 0 => turn = Turn::Woken,
                 errno => return failure(interrupted(call, errno)),
             },
+            Ok(Step::Handle(held)) => turn = held.handle(),
             Ok(Step::Acknowledged(events)) => {
                 // SAFETY: the object that owns `events` exists until the call that destroys it stops waiting.
                 unsafe { Unacknowledged::wait(events) };
@@ -170,7 +183,7 @@ fn taken(call: &str, step: &impl Fn(Turn) -> Answer<Step>, turn: Turn) -> Result
 /// Explains why a wait ended.
 #[inline(never)]
 fn interrupted(call: &str, errno: c_int) -> c_int {
-    Refused::new(errno, INTERRUPTED).tell(call);
+    interruption().tell(call);
     set_errno(errno);
     errno
 }
@@ -212,19 +225,25 @@ impl Sleep {
         // when the thread is cancelled. The cleanup stays in place until `_pthread_cleanup_pop` removes it.
         unsafe {
             let word = (*self.sleepers).begin();
-            _pthread_cleanup_push(cleanup.as_mut_ptr(), end_in_vain, self.sleepers.cast_mut().cast());
+            _pthread_cleanup_push(cleanup.as_mut_ptr(), leave, self.sleepers.cast_mut().cast());
             let ended = wait_on(word, self.added);
-            _pthread_cleanup_pop(cleanup.as_mut_ptr(), (ended != 0).into());
+            _pthread_cleanup_pop(cleanup.as_mut_ptr(), 0);
+            let sleepers = Arc::from_raw(self.sleepers);
             if ended == 0 {
-                Arc::from_raw(self.sleepers).end();
+                sleepers.end()
+            } else {
+                sleepers.end_in_vain()
             }
             ended
         }
     }
 }
 
-/// Ends the sleep of a thread that takes no entry, since the thread is cancelled or a signal interrupts its call.
-extern "C" fn end_in_vain(sleepers: *mut c_void) {
+/// Ends the sleep of a thread that takes no entry, since the thread is cancelled, or a handler leaves by `siglongjmp`.
+extern "C" fn leave(sleepers: *mut c_void) {
+    let mut asleep = 0;
+    // SAFETY: the call changes only the state of this thread, to the state in which every call of the library begins.
+    unsafe { pthread_setcanceltype(CANCEL_DEFERRED, &raw mut asleep) };
     // SAFETY: the sleep owns this reference.
     unsafe { Arc::from_raw(sleepers.cast_const().cast::<Sleepers>()) }.end_in_vain();
 }
@@ -322,27 +341,44 @@ pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: T
     Ok(())
 }
 
+/// Signals that a thread has blocked while it was as if asleep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// Mask of the thread before; `None` if the mask was not changed.
+    before: Option<SigSet>,
+    next: Turn,
+}
+
+impl Held {
+    /// Unblocks the signals, so that the handlers of pending ones run here, while the thread holds nothing. Returns the
+    /// reason of the next step.
+    fn handle(self) -> Turn {
+        if let Some(before) = self.before {
+            let _ = before.thread_set_mask();
+        }
+        self.next
+    }
+}
+
 /// Runs `body` as if the thread slept during `body`. `body` returns whether the event has arrived, so that the call
-/// need not sleep. If the event has not arrived, a signal that arrived during `body` interrupts the call. But if
-/// `may_wait` then fails, the call fails with that error: a signal interrupts only calls that may wait.
-pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool, may_wait: impl FnOnce() -> Answer<()>) -> Answer<bool> {
+/// need not sleep. If the event has not arrived, a signal that arrived during `body` interrupts the call. But the call
+/// must then check whether it may wait: a signal interrupts only calls that may wait.
+pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Held {
     let mut held = SigSet::all();
     for fault in FAULTS {
         held.remove(fault); // a fault whose signal is blocked would end the process
     }
     let before = held.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok();
-    let over = body();
-    let interrupted = !over && before.as_ref().is_some_and(interrupts);
-    if let Some(before) = before {
-        let _ = before.thread_set_mask(); // the handlers of pending signals run here
-    }
-    if !over {
-        may_wait()?;
-    }
-    if interrupted {
-        return Err(Refused::new(libc::EINTR, INTERRUPTED));
-    }
-    Ok(over)
+    let next = match body() {
+        true => Turn::First,
+        false => Turn::Lingered { interrupted: before.as_ref().is_some_and(interrupts) },
+    };
+    Held { before, next }
+}
+
+/// Returns the error of a call that a signal has interrupted.
+pub(crate) fn interruption() -> Refused {
+    Refused::new(libc::EINTR, INTERRUPTED)
 }
 
 /// Returns whether a pending signal that `mask` does not block has a handler that does not restart calls.

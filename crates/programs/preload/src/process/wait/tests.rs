@@ -6,14 +6,14 @@ use std::ffi::c_int;
 use std::io::{Read as _, Write as _};
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use doorbell_ibverbs_sys as c;
 
-use super::{LACKS_WAITV, Unacknowledged, as_if_asleep};
+use super::{CANCEL_ENABLE, LACKS_WAITV, NUMBER, Step, Turn, Unacknowledged};
+use super::{as_if_asleep, in_steps, pthread_setcancelstate};
 use crate::cm::testing as cm;
-use crate::objects::answer::Refused;
 use crate::objects::context::{ibv_close_device, ibv_open_device};
 use crate::objects::cq::{self, Cq, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq};
 use crate::objects::cq::{ibv_ack_cq_events, ibv_get_cq_event};
@@ -24,6 +24,7 @@ use crate::objects::pd::{ibv_alloc_pd, ibv_dealloc_pd};
 use crate::objects::qp::{Qp, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
 use crate::objects::srq::{Srq, ibv_create_srq, ibv_destroy_srq};
 use crate::objects::{context, post};
+use crate::process::fork::is_inside;
 use callers::{Caller, PATIENCE, SharedPointer, cancelled_anyhow, cancelled_asleep, ends_without_its_descriptor};
 
 /// A context and the objects that most tests need.
@@ -395,10 +396,15 @@ extern "C" fn count_signal(_: c_int) {
 
 /// Installs the counting handler with these flags.
 fn handle(flags: c_int) {
-    // SAFETY: zeros are a valid action without flags and mask, and the handler only counts.
+    handle_with(count_signal, flags);
+}
+
+fn handle_with(handler: extern "C" fn(c_int), flags: c_int) {
+    // SAFETY: zeros are a valid action without flags and mask. The handlers of these tests call no function that is
+    // forbidden in a handler.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = count_signal as extern "C" fn(c_int) as usize;
+        action.sa_sigaction = handler as usize;
         action.sa_flags = flags;
         assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()), 0);
     }
@@ -516,21 +522,45 @@ fn a_signal_counts_while_the_device_is_driven_before_the_sleep() {
     let handled = || HANDLED.load(Ordering::SeqCst);
     // SAFETY: the handler of the signal only counts.
     let raised = |found| move || unsafe { libc::raise(libc::SIGUSR1) == 0 && found };
-    let raise = |found| as_if_asleep(raised(found), || Ok(()));
+    let raise = |found| as_if_asleep(raised(found)).handle();
     handle(0);
     let before = handled();
-    assert_eq!(raise(false).unwrap_err().errno, libc::EINTR);
+    assert_eq!(raise(false), Turn::Lingered { interrupted: true });
     assert_eq!(handled(), before + 1);
-    assert!(raise(true).unwrap(), "a completed wait must succeed despite the signal");
+    assert_eq!(raise(true), Turn::First, "a completed wait must succeed despite the signal");
     assert_eq!(handled(), before + 2);
-    let may_not = || Err(Refused::new(libc::EAGAIN, "the descriptor has O_NONBLOCK"));
-    assert_eq!(as_if_asleep(raised(false), may_not).unwrap_err().errno, libc::EAGAIN, "the call may not wait");
-    assert!(as_if_asleep(raised(true), may_not).unwrap());
-    assert_eq!(handled(), before + 4);
     handle(libc::SA_RESTART);
-    assert!(!raise(false).unwrap());
-    assert_eq!(handled(), before + 5);
-    assert!(!as_if_asleep(|| false, || Ok(())).unwrap());
+    assert_eq!(raise(false), Turn::Lingered { interrupted: false });
+    assert_eq!(handled(), before + 3);
+    assert_eq!(as_if_asleep(|| false).handle(), Turn::Lingered { interrupted: false });
+}
+
+/// Whether the handler [`look`] ran while its thread could be cancelled and was outside the gate for forks.
+static RAN_FREE: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn look(_: c_int) {
+    let mut before = -1;
+    // SAFETY: the call changes only the state of this thread.
+    unsafe { pthread_setcancelstate(CANCEL_ENABLE, &raw mut before) };
+    RAN_FREE.store(before == CANCEL_ENABLE && !is_inside(), Ordering::SeqCst);
+}
+
+/// A handler may leave the call by `siglongjmp`. Then the guards of the call would stay forever.
+#[test]
+fn handlers_of_signals_run_while_the_call_holds_nothing() {
+    let _alone = HANDLERS.lock().unwrap();
+    handle_with(look, 0);
+    let ended = in_steps("test", NUMBER, |turn| match turn {
+        Turn::First => {
+            assert!(is_inside());
+            // SAFETY: the handler of the signal changes only the state of this thread.
+            Ok(Step::Handle(as_if_asleep(|| unsafe { libc::raise(libc::SIGUSR1) != 0 })))
+        }
+        Turn::Lingered { interrupted } => Ok(Step::Done(interrupted.into())),
+        _ => Ok(Step::Done(-1)),
+    });
+    assert_eq!(ended, 1);
+    assert!(RAN_FREE.load(Ordering::SeqCst));
 }
 
 #[test]
