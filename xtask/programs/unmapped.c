@@ -8,8 +8,17 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+/* Functions of the C library that its headers do not declare, or only with other options. */
+int __ppoll_chk(struct pollfd *list, nfds_t count, const struct timespec *time, const sigset_t *mask, size_t bytes);
+int __sigaction(int signal, const struct sigaction *new, struct sigaction *old);
+int __sigpause(int set, int is_number);
 
 #define PAGE 4096
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
@@ -377,6 +386,114 @@ static void deaths(void)
 	}
 }
 
+/* Handlers of other signals run with the mask of a wait. All these waits block all signals except SIGUSR1. */
+static void handlers_within_waits(void)
+{
+	struct timespec long_time = { PATIENCE_MS / 1000, 0 };
+	struct sigaction action = { .sa_handler = use_memory };
+	int epoll = epoll_create1(0), before = caught;
+	struct epoll_event event;
+	sigset_t one, others;
+
+	CHECK(epoll >= 0 && sigaction(SIGUSR1, &action, NULL) == 0);
+	CHECK(sigemptyset(&one) == 0 && sigaddset(&one, SIGUSR1) == 0);
+	CHECK(sigfillset(&others) == 0 && sigdelset(&others, SIGUSR1) == 0);
+	CHECK(sigprocmask(SIG_BLOCK, &one, NULL) == 0);
+	for (int wait = 0; wait < 6; wait++) {
+		int ended = 0;
+
+		CHECK(raise(SIGUSR1) == 0);
+		switch (wait) {
+		case 0:
+			ended = sigsuspend(&others);
+			break;
+		case 1:
+			ended = ppoll(NULL, 0, &long_time, &others);
+			break;
+		case 2:
+			ended = __ppoll_chk(NULL, 0, &long_time, &others, 0);
+			break;
+		case 3:
+			ended = pselect(0, NULL, NULL, NULL, &long_time, &others);
+			break;
+		case 4:
+			ended = epoll_pwait(epoll, &event, 1, PATIENCE_MS, &others);
+			break;
+		default:
+			ended = __sigpause(~(1 << (SIGUSR1 - 1)), 0);
+		}
+		CHECK(ended == -1 && errno == EINTR && caught == before + wait + 1);
+	}
+	CHECK(sigprocmask(SIG_UNBLOCK, &one, NULL) == 0 && close(epoll) == 0);
+}
+
+/* Returns the handler that the kernel calls. */
+static void *handler_of(int signal)
+{
+	void *action[4];
+
+	CHECK(syscall(SYS_rt_sigaction, signal, NULL, action, 8) == 0);
+	return action[0];
+}
+
+/* Older functions block and handle signals like the newer ones. */
+static void older_functions(void)
+{
+	void *installed = handler_of(SIGSEGV);
+	sigset_t before;
+
+	CHECK(sigprocmask(SIG_SETMASK, NULL, &before) == 0);
+	CHECK(sighold(SIGSEGV) == 0);
+	in_a_thread(NULL);
+	sigblock(~0);
+	in_a_thread(NULL);
+	sigsetmask(~0);
+	in_a_thread(NULL);
+	CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
+	CHECK(sigignore(SIGSEGV) == 0 && handler_of(SIGSEGV) == installed);
+	CHECK(ssignal(SIGSEGV, catch_and_jump) == SIG_IGN && handler_of(SIGSEGV) == installed);
+	CHECK(__sigaction(SIGSEGV, &(struct sigaction){ .sa_handler = SIG_DFL }, NULL) == 0);
+	CHECK(handler_of(SIGSEGV) == installed && signal(SIGSEGV, SIG_DFL) == SIG_DFL);
+}
+
+static void (*library_handler)(int signal, siginfo_t *info, void *context);
+static volatile int *chained;
+
+static void chain(int signal, siginfo_t *info, void *context)
+{
+	++*chained;
+	library_handler(signal, info, context);
+}
+
+/* A handler installed by a system call calls the handler that it has replaced, as Go's runtime does. The next
+ * registration makes the library's handler the first one again. Then a fault of the program calls each handler once. */
+static void handler_that_calls_the_library(void)
+{
+	struct {
+		void *handler;
+		unsigned long flags;
+		void *restorer;
+		uint64_t mask;
+	} own = { chain, SA_SIGINFO | SA_NODEFER, NULL, 0 };
+	int status;
+	pid_t child;
+
+	chained = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(chained != MAP_FAILED);
+	library_handler = handler_of(SIGSEGV);
+	CHECK(syscall(SYS_rt_sigaction, SIGSEGV, &own, NULL, 8) == 0);
+	in_a_thread(NULL);
+	CHECK(handler_of(SIGSEGV) == library_handler && *chained == 0);
+	CHECK(mprotect((void *)hole, PAGE, PROT_NONE) == 0 && (child = fork()) >= 0);
+	if (child == 0) {
+		*hole = 1;
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+	CHECK(*chained == 1 && munmap((void *)chained, PAGE) == 0);
+	CHECK((void *)signal(SIGSEGV, SIG_DFL) == chain);
+}
+
 /* After the handlers were removed four times, the RNIC no longer copies data itself, but lets the kernel copy them. So
  * it needs no handlers. */
 static void handlers_by_system_call(void)
@@ -399,8 +516,11 @@ int main(void)
 	run_thread(with_all_blocked, 0, 0);
 	run_thread(in_a_thread, PTHREAD_STACK_MIN + 32768, 1);
 	handlers_that_block();
+	handlers_within_waits();
+	older_functions();
 	handlers_of_the_program();
 	deaths();
+	handler_that_calls_the_library();
 	handlers_by_system_call();
 	close_device();
 	return 0;

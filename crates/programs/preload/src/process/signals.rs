@@ -4,18 +4,25 @@
 //! The RNIC's handlers stay installed. The program sets and reads its own actions as usual. For each fault outside the
 //! RNIC's copies, the RNIC's handler calls the program's action. Programs cannot block the two signals, since a fault
 //! while the signal is blocked ends the process. The library silently removes the two signals from each set of signals
-//! to block.
+//! to block. This includes the masks of waits, such as `ppoll` and `sigsuspend`, with which handlers run.
+//!
+//! The functions of the C library call each other without the dynamic linker. So this module replaces each function
+//! that changes a mask or an action, also those that could be written with another one. `posix_spawn` blocks all signals
+//! in its own code only.
 //!
 //! The library does not see system calls that bypass the C library, such as those of Go's runtime. When the program
-//! registers memory, `doorbell_fabric::guard_memory` finds the handlers that the runtime installed.
+//! registers memory, `doorbell_fabric::guard_memory` finds the handlers that the runtime installed. The library also
+//! does not see a mask that `siglongjmp`, `setcontext` or the end of a handler restores. Such a mask blocks the two
+//! signals only if it was saved before the thread first used a device.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::{mem, ptr};
 
 use doorbell_fabric::{Action, exchange_action, has_handlers, unblocked};
-use libc::{sighandler_t, sigset_t};
+use libc::{sighandler_t, sigset_t, timespec};
 use nix::sys::signal::SigSet;
 
+use crate::objects::answer::set_errno;
 use crate::process::next::Next;
 
 static SIGACTION: Next = Next::of("sigaction\0");
@@ -24,12 +31,21 @@ static SYSV_SIGNAL: Next = Next::of("sysv_signal\0");
 static SIGSET: Next = Next::of("sigset\0");
 static PTHREAD_SIGMASK: Next = Next::of("pthread_sigmask\0");
 static SIGPROCMASK: Next = Next::of("sigprocmask\0");
+static SIGHOLD: Next = Next::of("sighold\0");
+static SIGIGNORE: Next = Next::of("sigignore\0");
+static SIGBLOCK: Next = Next::of("sigblock\0");
+static SIGSETMASK: Next = Next::of("sigsetmask\0");
+static SIGPAUSE: Next = Next::of("__sigpause\0");
 
 /// Looks up the replaced functions of the C library when this library is loaded.
 pub(crate) fn find_all() {
     for next in [&SIGACTION, &SIGNAL, &SYSV_SIGNAL, &SIGSET, &PTHREAD_SIGMASK, &SIGPROCMASK] {
         next.find();
     }
+    for next in [&SIGHOLD, &SIGIGNORE, &SIGBLOCK, &SIGSETMASK, &SIGPAUSE] {
+        next.find();
+    }
+    find_waits();
 }
 
 /// Returns whether a program's calls reach the functions of this library that replace those of the C library. If the
@@ -54,7 +70,7 @@ macro_rules! real {
             real if real.is_null() => $missing,
             // SAFETY: the function of this name has this type, and the caller of the macro obeys the function's
             // contract.
-            real => unsafe { mem::transmute::<*mut libc::c_void, $type>(real)($($argument),*) },
+            real => unsafe { mem::transmute::<*mut c_void, $type>(real)($($argument),*) },
         }
     };
 }
@@ -96,10 +112,34 @@ extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
         .unwrap_or_else(|| real!(SIGNAL as Simple, libc::SIG_ERR, (signal, handler)))
 }
 
+/// Sets and returns the program's action for a signal: another name of [`sigaction`].
+///
+/// # Safety
+///
+/// The contract of the C library's `sigaction`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    // SAFETY: the caller obeys the contract.
+    unsafe { sigaction(signal, new, old) }
+}
+
 /// Sets the program's handler for a signal: another name of [`signal`].
 #[unsafe(no_mangle)]
 extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     signal(number, handler)
+}
+
+/// Sets the program's handler for a signal: another name of [`signal`].
+#[unsafe(no_mangle)]
+extern "C" fn ssignal(number: c_int, handler: sighandler_t) -> sighandler_t {
+    signal(number, handler)
+}
+
+/// Ignores a signal.
+#[unsafe(no_mangle)]
+extern "C" fn sigignore(signal: c_int) -> c_int {
+    let real = || real!(SIGIGNORE as unsafe extern "C" fn(c_int) -> c_int, -1, (signal));
+    exchange_handler(signal, libc::SIG_IGN, 0).map_or_else(real, |_| 0)
 }
 
 /// Sets the program's handler for the next signal only, and returns the old handler.
@@ -171,4 +211,108 @@ unsafe extern "C" fn sigprocmask(how: c_int, set: *const sigset_t, old: *mut sig
     let change = |set| real!(SIGPROCMASK as Mask, -1, (how, set, old));
     // SAFETY: by the contract, `set` is null or points to a set.
     unsafe { mask(how, set, change) }
+}
+
+/// Blocks a signal, but not one of the two signals that the RNIC needs.
+#[unsafe(no_mangle)]
+extern "C" fn sighold(signal: c_int) -> c_int {
+    if exchange_action(signal, None, None) {
+        return 0;
+    }
+    real!(SIGHOLD as unsafe extern "C" fn(c_int) -> c_int, -1, (signal))
+}
+
+/// Removes the two signals that the RNIC needs from a set in the format of BSD: one bit per signal, from signal 1 on.
+fn without_fault_bits(set: c_int) -> c_int {
+    if !has_handlers() {
+        return set;
+    }
+    [libc::SIGSEGV, libc::SIGBUS].iter().fold(set, |set, signal| set & !(1 << (signal - 1)))
+}
+
+/// Blocks further signals of the thread.
+#[unsafe(no_mangle)]
+extern "C" fn sigblock(set: c_int) -> c_int {
+    real!(SIGBLOCK as unsafe extern "C" fn(c_int) -> c_int, -1, (without_fault_bits(set)))
+}
+
+/// Sets the blocked signals of the thread.
+#[unsafe(no_mangle)]
+extern "C" fn sigsetmask(set: c_int) -> c_int {
+    real!(SIGSETMASK as unsafe extern "C" fn(c_int) -> c_int, -1, (without_fault_bits(set)))
+}
+
+/// Defines functions of the C library that wait with another mask. Each is a cancellation point, so its frame has
+/// nothing to drop.
+macro_rules! waits {
+    ($($name:ident($($before:ident: $kind:ty),*; mask $(; $after:ident: $rest:ty)?);)*) => {
+        $(
+            mod $name {
+                pub(super) static NEXT: super::Next = super::Next::of(concat!(stringify!($name), "\0"));
+            }
+
+            /// Waits with other blocked signals, but does not block the two signals that the RNIC needs.
+            ///
+            /// # Safety
+            ///
+            /// The contract of the C library's function.
+            #[unsafe(no_mangle)]
+            unsafe extern "C-unwind" fn $name(
+                $($before: $kind,)*
+                mask: *const sigset_t
+                $(, $after: $rest)?
+            ) -> c_int {
+                type Wait = unsafe extern "C-unwind" fn($($kind,)* *const sigset_t $(, $rest)?) -> c_int;
+                let real = $name::NEXT.get();
+                if real.is_null() {
+                    set_errno(libc::ENOSYS);
+                    return -1;
+                }
+                // SAFETY: by the contract, `mask` is null or points to a set.
+                let set = unsafe { mask.as_ref() }.filter(|_| has_handlers()).map(without_faults);
+                let mask = set.as_ref().map_or(mask, ptr::from_ref);
+                // SAFETY: the function of this name has this type, and the caller obeys its contract.
+                unsafe { mem::transmute::<*mut c_void, Wait>(real)($($before,)* mask $(, $after)?) }
+            }
+        )*
+
+        /// Looks up the replaced functions that wait.
+        fn find_waits() {
+            $($name::NEXT.find();)*
+        }
+    };
+}
+
+waits! {
+    sigsuspend(; mask);
+    __sigsuspend(; mask);
+    ppoll(list: *mut c_void, count: libc::nfds_t, time: *const timespec; mask);
+    __ppoll_chk(list: *mut c_void, count: libc::nfds_t, time: *const timespec; mask; list_bytes: usize);
+    pselect(count: c_int, read: *mut c_void, write: *mut c_void, except: *mut c_void, time: *const timespec; mask);
+    epoll_pwait(fd: c_int, events: *mut c_void, room: c_int, timeout_ms: c_int; mask);
+    epoll_pwait2(fd: c_int, events: *mut c_void, room: c_int, time: *const timespec; mask);
+}
+
+/// Waits until a signal is handled. `set` has the signals to block in the format of BSD, or is the number of a signal to
+/// unblock.
+///
+/// # Safety
+///
+/// The contract of the C library's function.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __sigpause(set: c_int, is_number: c_int) -> c_int {
+    type Pause = unsafe extern "C-unwind" fn(c_int, c_int) -> c_int;
+    let set = if is_number == 0 { without_fault_bits(set) } else { set };
+    real!(SIGPAUSE as Pause, -1, (set, is_number))
+}
+
+/// Waits until a signal is handled. `set` has the signals to block in the format of BSD.
+///
+/// # Safety
+///
+/// The contract of the C library's function.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn sigpause(set: c_int) -> c_int {
+    // SAFETY: the caller obeys the contract.
+    unsafe { __sigpause(set, 0) }
 }
