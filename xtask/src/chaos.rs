@@ -1,5 +1,6 @@
-//! `cargo xtask chaos`: rounds with a pair of programs under `doorbell run`. At a random time one of the two programs
-//! is killed, stopped or forked, loses memory, descriptors or disk space, or ends by itself.
+//! `cargo xtask chaos`: rounds with a pair of programs on software RNICs. At a random time one of the two programs
+//! is killed, stopped or forked, loses memory, descriptors or disk space, or ends by itself. The programs are a C
+//! program of this repository, perftest, `rping`, and `doorbell bench` with and without `doorbell run`.
 //!
 //! A round passes if both processes end in bounded time and in a way that the disturbance allows. The programs must
 //! receive no wrong byte, and no process, socket, name or file may be left. A seed determines everything except the
@@ -22,9 +23,9 @@ use doorbell_sync::IgnorePoison as _;
 use nix::sys::signal::Signal;
 
 use crate::network;
-use crate::programs::{compile, compile_with, doorbell};
+use crate::programs::{LINK_VARIABLE, compile, compile_with, doorbell};
 use crate::shell::command;
-use plan::{Disturbance, Plan, Programs};
+use plan::{Disturbance, End, FAILED_ONCE, Plan, Programs};
 use process::Process;
 use surroundings::Surroundings;
 
@@ -40,22 +41,15 @@ const LANES: usize = 2;
 /// Port of the servers. All lanes can use it, because each lane has a separate network if the user is root.
 const PORT: u16 = 17_471;
 
+/// Number of stops of a process that stutters, and the time of each stop and of each pause between two stops.
+const STOPS: u32 = 50;
+const SHORT_STOP: Duration = Duration::from_millis(2);
+
 /// The programs of a run.
 struct Built {
     chaos: String,
     clock: String,
 }
-
-/// Seeds of rounds that failed once, each with the cause. A test run begins with these seeds.
-const FAILED_ONCE: &[(u64, &str)] = &[
-    (1_795_591_807_680_939_945, "a thread read a descriptor that the program had closed, and slept forever"),
-    (
-        1_795_591_807_680_939_949,
-        "the file system had no room for the beginning of a capture, so the capture was refused",
-    ),
-    (1_795_600_222_052_981_711, "a lane that only received sent no request, so it did not notice its peer's death"),
-    (1_795_641_946_035_899_913, "the connection manager waited with an epoll whose descriptor the program had closed"),
-];
 
 /// Seeds of the rounds of one run.
 struct Seeds {
@@ -86,7 +80,7 @@ pub(crate) fn run(seed: Option<u64>, rounds: u64) -> Result<(), String> {
 
 /// Runs the rounds that failed once, and then rounds from a fresh seed on, until [`BUDGET`] has passed.
 pub(crate) fn step() -> Result<(), String> {
-    let known = FAILED_ONCE.iter().map(|(seed, _)| *seed).collect();
+    let known = FAILED_ONCE.iter().map(|(seed, ..)| *seed).collect();
     run_all(&Seeds { known, first: fresh(), rounds: u64::MAX, budget: Some(BUDGET) })
 }
 
@@ -187,10 +181,13 @@ fn foreign(plan: &Plan) -> [Vec<String>; 2] {
     let words = |line: String| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let bench = doorbell().to_string_lossy().into_owned();
     match plan.kind.programs {
-        Programs::Bench => [
-            words(format!("{bench} bench lat -d doorbell0 -D 30 --listen 127.0.0.1:{PORT}")),
-            words(format!("{bench} bench lat -d doorbell0 -D 30 127.0.0.1:{PORT}")),
-        ],
+        Programs::Bench | Programs::Soft => {
+            let device = if plan.kind.programs == Programs::Bench { " -d doorbell0" } else { "" };
+            let seconds = if matches!(plan.kind.end, End::Finishes | End::Ends) { 1 } else { 30 };
+            let line = format!("{bench} bench lat{device} -D {seconds}");
+            let client = format!("{line} -s 16,5000 --verify 127.0.0.1:{PORT}");
+            [words(format!("{line} --listen 127.0.0.1:{PORT}")), words(client)]
+        }
         Programs::Rping => {
             [words(format!("rping -s -V -p {PORT}")), words(format!("rping -c -V -a 127.0.0.1 -p {PORT}"))]
         }
@@ -201,8 +198,8 @@ fn foreign(plan: &Plan) -> [Vec<String>; 2] {
     }
 }
 
-/// Returns the command `doorbell run` of a program. The disturbed process gets the surroundings of the plan, such as a
-/// full disk.
+/// Returns the command of a program, mostly with `doorbell run`. The disturbed process gets the surroundings of the
+/// plan, such as a full disk.
 fn on_doorbell(
     plan: &Plan,
     built: &Built,
@@ -210,20 +207,35 @@ fn on_doorbell(
     is_disturbed: bool,
     words: &[String],
 ) -> Command {
-    let mut options = plan.options.clone();
     let disturbance = is_disturbed.then_some(plan.kind.disturbance);
-    if disturbance == Some(Disturbance::FullDisk) {
-        options.extend(["--pcap".to_owned(), surroundings.full().join("%p.pcap").to_string_lossy().into_owned()]);
-    }
+    let capture = match disturbance {
+        Some(Disturbance::FullDisk) => {
+            vec!["--pcap".to_owned(), surroundings.full().join("%p.pcap").to_string_lossy().into_owned()]
+        }
+        _ => Vec::new(),
+    };
+    let line = match plan.kind.programs {
+        Programs::Soft => [words, &capture].concat(),
+        _ => {
+            let run = [doorbell().to_string_lossy().into_owned(), "run".to_owned()];
+            [&run[..], &plan.options, &capture, &["--".to_owned()], words].concat()
+        }
+    };
     let mut run = match disturbance {
         Some(Disturbance::TimeNamespace) if surroundings.is_own() => {
             let mut apart = command("unshare", &["--time", "--monotonic", "1000000", "--"]);
-            apart.arg(doorbell());
+            apart.args(line);
             apart
         }
-        _ => command(doorbell(), &[]),
+        _ => {
+            let mut run = command(&line[0], &[]);
+            run.args(&line[1..]);
+            run
+        }
     };
-    run.arg("run").args(&options).arg("--").args(words);
+    if plan.kind.programs == Programs::Soft {
+        run.env(LINK_VARIABLE, &plan.options[1]);
+    }
     match disturbance {
         Some(Disturbance::FullDisk) => run.env(surroundings::COUNTERS_VARIABLE, surroundings.full().join("counters")),
         _ => run.env(surroundings::COUNTERS_VARIABLE, surroundings.counters()),
@@ -254,6 +266,20 @@ fn disturb(plan: &Plan, pair: &mut Pair) -> Result<(), String> {
             pair.disturbed.signal(Signal::SIGSTOP)?;
             std::thread::sleep(plan.pause);
             pair.disturbed.signal(Signal::SIGCONT)
+        }
+        Disturbance::Stutter => {
+            std::thread::sleep(plan.after);
+            for _ in 0..STOPS {
+                pair.disturbed.signal(Signal::SIGSTOP)?;
+                std::thread::sleep(SHORT_STOP);
+                pair.disturbed.signal(Signal::SIGCONT)?;
+                std::thread::sleep(SHORT_STOP);
+            }
+            Ok(())
+        }
+        Disturbance::FewDescriptors => {
+            std::thread::sleep(plan.after);
+            pair.disturbed.limit_descriptors()
         }
         Disturbance::StopAndKill => {
             std::thread::sleep(plan.after);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::plan::{Disturbance, End, Plan, Programs};
+use super::process::Process;
 use super::{Pair, process};
 
 /// Exit statuses of `xtask/programs/chaos.c`.
@@ -15,14 +16,21 @@ const ENDED: i32 = 3;
 const REFUSED: i32 = 4;
 const LEFT: i32 = 7;
 
+/// Exit status of a Rust program whose main thread has panicked.
+const PANICKED: i32 = 101;
+
 /// Time after which a foreign program whose peer has died gets SIGTERM. Verbs do not report a dead peer to a program
 /// that only receives.
 const PASSIVE: Duration = Duration::from_secs(5);
 
 /// Waits until both processes have ended, and compares their exit statuses with the plan.
 pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<(), String> {
-    let disturbed = pair.disturbed.wait(patience)?;
     let end = plan.kind.end;
+    let disturbed = match end {
+        // A server without descriptors cannot accept its client, and waits for the next one.
+        End::Ends => end_of(&mut pair.disturbed, patience)?,
+        _ => pair.disturbed.wait(patience)?,
+    };
     if !is_allowed(end, disturbed) {
         return Err(format!("the disturbed process ended with {disturbed}, allowed is {end:?}"));
     }
@@ -41,20 +49,28 @@ pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<
 /// Checks the foreign program whose peer was disturbed. If the peer has died, the program must end with some error. A
 /// program that only receives must end after SIGTERM.
 fn judge_foreign(end: End, pair: &mut Pair, patience: Duration) -> Result<(), String> {
-    let status = match pair.other.wait_at_most(PASSIVE.min(patience)) {
-        _ if end == End::Finishes => pair.other.wait(patience)?,
-        Some(status) => status,
-        None => {
-            pair.other.signal(Signal::SIGTERM)?;
-            pair.other.wait(patience)?
-        }
+    let status = match end {
+        End::Finishes => pair.other.wait(patience)?,
+        _ => end_of(&mut pair.other, patience)?,
     };
     if end == End::Finishes && !status.success() {
         return Err(format!("the other process ended with {status}, although its peer was only stopped for a while"));
     }
     match process::crash(status) {
         Some(signal) => Err(format!("the other process crashed by {signal}")),
+        None if status.code() == Some(PANICKED) => Err("the other process has panicked".to_owned()),
         None => Ok(()),
+    }
+}
+
+/// Waits until a foreign program ends. Sends SIGTERM if it does not end by itself.
+fn end_of(process: &mut Process, patience: Duration) -> Result<ExitStatus, String> {
+    match process.wait_at_most(PASSIVE.min(patience)) {
+        Some(status) => Ok(status),
+        None => {
+            process.signal(Signal::SIGTERM)?;
+            process.wait(patience)
+        }
     }
 }
 
@@ -65,6 +81,10 @@ fn is_allowed(end: End, status: ExitStatus) -> bool {
         End::Dies(signal) => status.signal() == Some(signal as i32) || matches!(status.code(), Some(FINISHED | ENDED)),
         End::Fails => status.code() == Some(ENDED),
         End::MayFail => matches!(status.code(), Some(FINISHED | ENDED | REFUSED)),
+        End::Ends => match status.code() {
+            Some(code) => code != PANICKED,
+            None => status.signal() == Some(Signal::SIGTERM as i32),
+        },
     }
 }
 
@@ -72,7 +92,6 @@ fn is_allowed(end: End, status: ExitStatus) -> bool {
 mod tests {
     use std::process::Stdio;
 
-    use super::super::process::Process;
     use super::*;
     use crate::shell::command;
 
@@ -152,5 +171,20 @@ mod tests {
         let paused =
             |plan: &Plan| plan.kind.programs == Programs::Perftest && plan.kind.disturbance == Disturbance::Pause;
         reported(paused, right, ["exit 0", "exit 1"], "although its peer was only stopped for a while");
+    }
+
+    #[test]
+    fn a_panic_is_reported_under_each_disturbance() {
+        let ends = |plan: &Plan| plan.kind.end == End::Ends;
+        let right = ["exit 1", "exit 1"];
+        reported(ends, right, ["exit 101", "exit 1"], "exit status: 101, allowed is Ends");
+        reported(ends, right, ["kill -SEGV $$", "exit 1"], "signal: 11 (SIGSEGV)");
+        reported(ends, right, ["exit 1", "exit 101"], "the other process has panicked");
+    }
+
+    #[test]
+    fn a_program_that_waits_for_a_further_peer_is_asked_to_end() {
+        let ends = |plan: &Plan| plan.kind.end == End::Ends;
+        assert_eq!(judged(ends, [HANGS, "exit 1"], PATIENCE), Ok(()));
     }
 }

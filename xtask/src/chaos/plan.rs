@@ -19,6 +19,8 @@ pub(super) enum End {
     Fails,
     /// The process ends after a refused call, after a completion with an error, or after all messages.
     MayFail,
+    /// The process ends with any status except that of a panic, by itself or after SIGTERM.
+    Ends,
 }
 
 /// A disturbance of one process of a pair.
@@ -42,6 +44,10 @@ pub(super) enum Disturbance {
     Clock,
     /// A time namespace whose monotonic clock is eleven days ahead.
     TimeNamespace,
+    /// Many short stops. The kernel then restarts or interrupts the system calls that wait.
+    Stutter,
+    /// A limit of descriptors, set from outside, so that no further descriptor can be opened.
+    FewDescriptors,
 }
 
 /// Times at which an act may happen.
@@ -64,6 +70,8 @@ pub(super) enum Programs {
     Rping,
     /// `doorbell bench`, a Rust program, on the preloaded library.
     Bench,
+    /// `doorbell bench` without `doorbell run`, on a software RNIC of its own.
+    Soft,
 }
 
 /// A kind of round.
@@ -82,7 +90,8 @@ const fn outside(programs: Programs, disturbance: Disturbance, end: End) -> Kind
     Kind { programs, disturbance, end }
 }
 
-/// All kinds. The remainder of a round's seed selects one kind, so consecutive seeds pass through all kinds.
+/// All kinds. The remainder of a round's seed selects one kind, so consecutive seeds pass through all kinds. New kinds
+/// stand at the end, so seeds of rounds that failed once keep their kinds.
 pub(super) static KINDS: &[Kind] = &[
     own("_exit", When::Anytime, End::Leaves),
     outside(Programs::Own, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
@@ -116,6 +125,31 @@ pub(super) static KINDS: &[Kind] = &[
     own("posix_spawn", When::Anytime, End::Finishes),
     outside(Programs::Own, Disturbance::KillBoth, End::Dies(Signal::SIGKILL)),
     own("system", When::Anytime, End::Finishes),
+    outside(Programs::Soft, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
+    outside(Programs::Bench, Disturbance::Pause, End::Finishes),
+    outside(Programs::Perftest, Disturbance::FewDescriptors, End::Ends),
+    outside(Programs::Soft, Disturbance::Stutter, End::Finishes),
+    outside(Programs::Bench, Disturbance::Signal(Signal::SIGTERM), End::Dies(Signal::SIGTERM)),
+    outside(Programs::Perftest, Disturbance::FullDisk, End::Finishes),
+    outside(Programs::Soft, Disturbance::FewDescriptors, End::Ends),
+    outside(Programs::Own, Disturbance::Stutter, End::Finishes),
+    outside(Programs::Bench, Disturbance::Clock, End::Finishes),
+    outside(Programs::Soft, Disturbance::StopAndKill, End::Dies(Signal::SIGKILL)),
+    outside(Programs::Perftest, Disturbance::Signal(Signal::SIGTERM), End::Dies(Signal::SIGTERM)),
+    outside(Programs::Bench, Disturbance::FullDisk, End::Finishes),
+    outside(Programs::Soft, Disturbance::Pause, End::Finishes),
+    outside(Programs::Perftest, Disturbance::Stutter, End::Finishes),
+    outside(Programs::Bench, Disturbance::FewDescriptors, End::Ends),
+    outside(Programs::Soft, Disturbance::Clock, End::Finishes),
+    outside(Programs::Perftest, Disturbance::TimeNamespace, End::Finishes),
+    outside(Programs::Soft, Disturbance::FullDisk, End::Finishes),
+    outside(Programs::Bench, Disturbance::Stutter, End::Finishes),
+    outside(Programs::Perftest, Disturbance::StopAndKill, End::Dies(Signal::SIGKILL)),
+    outside(Programs::Soft, Disturbance::TimeNamespace, End::Finishes),
+    outside(Programs::Bench, Disturbance::TimeNamespace, End::Finishes),
+    outside(Programs::Soft, Disturbance::KillBoth, End::Dies(Signal::SIGKILL)),
+    outside(Programs::Soft, Disturbance::Signal(Signal::SIGTERM), End::Dies(Signal::SIGTERM)),
+    outside(Programs::Bench, Disturbance::StopAndKill, End::Dies(Signal::SIGKILL)),
 ];
 
 /// Command lines of perftest. Their options keep perftest busy until after the disturbance of a round.
@@ -130,6 +164,23 @@ const PERFTEST: &[&str] = &[
     "ib_read_lat -n 100000",
     "ib_atomic_lat -n 100000 -A FETCH_AND_ADD",
     "ib_send_bw -R -n 100000",
+];
+
+/// Seeds of rounds that failed once, each with the number of kinds at that time and the cause. A test run begins with
+/// these seeds.
+pub(super) const FAILED_ONCE: &[(u64, usize, &str)] = &[
+    (1_795_591_807_680_939_945, 32, "a thread read a descriptor that the program had closed, and slept forever"),
+    (
+        1_795_591_807_680_939_949,
+        32,
+        "the file system had no room for the beginning of a capture, so the capture was refused",
+    ),
+    (1_795_600_222_052_981_711, 32, "a lane that only received sent no request, so it did not notice its peer's death"),
+    (
+        1_795_641_946_035_899_913,
+        32,
+        "the connection manager waited with an epoll whose descriptor the program had closed",
+    ),
 ];
 
 /// Number of stages of `xtask/programs/chaos.c`.
@@ -181,7 +232,8 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(seed: u64) -> Self {
-        let kind = &KINDS[(seed % KINDS.len() as u64) as usize];
+        let kinds = FAILED_ONCE.iter().find(|(known, ..)| *known == seed).map_or(KINDS.len(), |(_, kinds, _)| *kinds);
+        let kind = &KINDS[(seed % kinds as u64) as usize];
         let mut random = Random::new(seed);
         let link = ["udp", "shm", "auto"][random.below(3) as usize];
         let mut options = vec!["--link".to_owned(), link.to_owned()];
@@ -203,7 +255,7 @@ impl Plan {
                 let line = PERFTEST[random.below(PERFTEST.len() as u64) as usize];
                 line.split(' ').map(str::to_owned).collect()
             }
-            Programs::Rping | Programs::Bench => Vec::new(),
+            Programs::Rping | Programs::Bench | Programs::Soft => Vec::new(),
         };
         let mut act = Vec::new();
         match kind.disturbance {
@@ -252,5 +304,32 @@ mod tests {
         let first = 1_000_003;
         let drawn: Vec<_> = (first..first + KINDS.len() as u64).map(|seed| Plan::new(seed).kind).collect();
         assert!(KINDS.iter().all(|kind| drawn.iter().any(|other| std::ptr::eq(*other, kind))));
+    }
+
+    #[test]
+    fn rounds_that_failed_once_keep_their_kinds() {
+        let kinds: Vec<_> = FAILED_ONCE.iter().map(|(seed, ..)| Plan::new(*seed).kind).collect();
+        assert!(kinds.iter().all(|kind| kind.programs == Programs::Own));
+        let disturbances: Vec<_> = kinds.iter().map(|kind| kind.disturbance).collect();
+        let close = Disturbance::Act("close", When::Anytime);
+        assert_eq!(disturbances, [close, Disturbance::FullDisk, Disturbance::StopAndKill, close]);
+    }
+
+    #[test]
+    fn each_pair_of_programs_meets_each_disturbance_from_outside() {
+        let (kill, end) = (Disturbance::Signal(Signal::SIGKILL), Disturbance::Signal(Signal::SIGTERM));
+        let of_all = [kill, end, Disturbance::Pause, Disturbance::StopAndKill, Disturbance::Stutter];
+        let of_all = of_all.into_iter().chain([Disturbance::FullDisk, Disturbance::TimeNamespace]);
+        let meets = |programs, disturbance| {
+            KINDS.iter().any(|kind| (kind.programs, kind.disturbance) == (programs, disturbance))
+        };
+        for disturbance in of_all {
+            for programs in [Programs::Own, Programs::Perftest, Programs::Bench, Programs::Soft] {
+                assert!(meets(programs, disturbance), "{disturbance:?} of {programs:?}");
+            }
+        }
+        for programs in [Programs::Perftest, Programs::Bench, Programs::Soft] {
+            assert!(meets(programs, Disturbance::FewDescriptors), "{programs:?}");
+        }
     }
 }

@@ -56,6 +56,18 @@ impl Process {
         Ok(())
     }
 
+    /// Lowers the process's limit of descriptors to the lowest unused number, unless the process has ended. Then it can
+    /// open no further descriptor.
+    pub(super) fn limit_descriptors(&mut self) -> Result<(), String> {
+        let pid = self.child.id();
+        let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Ok(()) };
+        let used: Vec<u64> = open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        let unused = (0..).find(|number| !used.contains(number)).unwrap_or_default();
+        let limited = output_of(command("prlimit", &["--pid", &pid.to_string(), &format!("--nofile={unused}:")]));
+        // The process may have ended meanwhile.
+        if self.ended().is_some() { Ok(()) } else { limited.map(drop) }
+    }
+
     /// Returns the exit status of the process if it has ended.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
