@@ -135,3 +135,70 @@ fn joined(outcomes: impl Iterator<Item = Result<(), String>>) -> Result<(), Stri
     let failures: Vec<String> = outcomes.filter_map(Result::err).collect();
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+    use crate::shell::root;
+
+    fn page() -> String {
+        fs::read_to_string(root().join("docs/deep.md")).unwrap()
+    }
+
+    /// Returns the folders of all crates, with the name of each folder.
+    fn crates() -> Vec<(String, PathBuf)> {
+        let folders =
+            |of: &Path| fs::read_dir(of).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        let all = folders(&root().join("crates")).flat_map(|floor| folders(&floor).collect::<Vec<_>>());
+        all.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), path)).collect()
+    }
+
+    /// Returns the package and the filter of each file of tests that uses loom.
+    fn models() -> BTreeSet<(String, String)> {
+        let files = |(name, path): (String, PathBuf)| {
+            let files = fs::read_dir(path.join("tests/suite")).into_iter().flatten().flatten();
+            let files = files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "rs"));
+            let uses_loom = |path: &PathBuf| fs::read_to_string(path).unwrap().contains("loom::");
+            let files = files.filter(uses_loom).map(move |path| {
+                (format!("doorbell-{name}"), format!("{}::", path.file_stem().unwrap().to_string_lossy()))
+            });
+            files.collect::<Vec<_>>()
+        };
+        crates().into_iter().flat_map(files).collect()
+    }
+
+    /// A filter that matches no test would let the part pass.
+    #[test]
+    fn the_part_loom_runs_each_model_and_the_page_lists_it() {
+        let of = |(package, filters): &(&str, &[&str])| {
+            let filters = filters.iter().take_while(|filter| !filter.starts_with("--"));
+            filters.map(|filter| ((*package).to_owned(), (*filter).to_owned())).collect::<Vec<_>>()
+        };
+        let run: BTreeSet<_> = LOOM.iter().flat_map(of).collect();
+        assert_eq!(run, models());
+        for (package, filter) in models() {
+            let (package, file) = (package.trim_start_matches("doorbell-"), filter.trim_end_matches("::"));
+            let model = format!("| `{package}/tests/suite/{file}.rs` |");
+            assert!(page().contains(&model), "docs/deep.md lacks {model}");
+        }
+    }
+
+    #[test]
+    fn the_page_has_each_part_and_names_only_files_that_exist() {
+        let page = page();
+        for part in Part::value_variants() {
+            let row = format!("\n| `{}` |", part.to_possible_value().unwrap().get_name());
+            assert!(page.contains(&row), "docs/deep.md has no row of {part:?}");
+        }
+        let crates = crates();
+        for file in page.split('`').skip(1).step_by(2).filter(|word| word.contains('/') && !word.contains(' ')) {
+            let (name, rest) = file.split_once('/').unwrap();
+            let is_in_crate = |(own, path): &(String, PathBuf)| own == name && path.join(rest).exists();
+            assert!(root().join(file).exists() || crates.iter().any(is_in_crate), "docs/deep.md names {file}");
+        }
+    }
+}

@@ -163,7 +163,18 @@ fn listed(tree: &Path) -> Result<Vec<Mutant>, String> {
         list.args(["--file", &format!("{folder}**/*.rs")]);
     }
     let text = output_of(list)?;
-    parse(&serde_json::from_str(&text).map_err(|error| format!("cargo-mutants lists no JSON: {error}"))?)
+    let all = parse(&serde_json::from_str(&text).map_err(|error| format!("cargo-mutants lists no JSON: {error}"))?)?;
+    check_places(&all)?;
+    Ok(all)
+}
+
+/// Rejects a list without mutants of one of the places, as after a move of its files. The sample would not show it.
+fn check_places(all: &[Mutant]) -> Result<(), String> {
+    let is_empty = |folder: &str| !all.iter().any(|mutant| mutant.file.starts_with(folder));
+    match PLACES.iter().find(|(folder, _)| is_empty(folder)) {
+        Some((folder, _)) => Err(format!("cargo-mutants lists no mutant of {folder}, must list some of each place")),
+        None => Ok(()),
+    }
 }
 
 fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
@@ -322,5 +333,15 @@ mod tests {
             "--- a/crates/rnic/fabric/src/shm/ring.rs\n+++ b/crates/rnic/fabric/src/shm/ring.rs\n@@ z\n"
         );
         assert!(parse(&serde_json::json!([{"file": "crates/rnic/rnic/src/lib.rs"}])).is_err());
+    }
+
+    #[test]
+    fn each_place_exists_and_has_mutants() {
+        let of = |folder: &str| Mutant { file: format!("{folder}lib.rs"), ..mutant("n") };
+        let mut all: Vec<_> = PLACES.iter().map(|(folder, _)| of(folder)).collect();
+        assert_eq!(check_places(&all), Ok(()));
+        assert!(PLACES.iter().all(|(folder, _)| root().join(folder).is_dir()));
+        all.pop();
+        assert!(check_places(&all).unwrap_err().contains("no mutant of crates/memory/farmem/src/"));
     }
 }
