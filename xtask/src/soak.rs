@@ -175,6 +175,7 @@ impl<'a> Lane<'a> {
         }
         for worker in &workers {
             worker.wait_for("verified", PATIENCE)?;
+            worker.expect_all_numbers()?;
         }
         let (samples, is_done) = (Mutex::new(vec![Vec::new(); workers.len()]), AtomicBool::new(false));
         let ends = std::thread::scope(|scope| {

@@ -82,7 +82,16 @@ impl Report {
         let of = |outcome: &Outcome| {
             let grown = outcome.processes.iter().flat_map(|process| judge(process, self.minutes));
             let errors = (outcome.errors > 0).then(|| format!("{} errors", outcome.errors));
-            let found: Vec<String> = grown.chain(errors).map(|why| format!("{}: {why}", outcome.link)).collect();
+            let counts = [
+                ("verified message", outcome.verified),
+                ("visitor that finished", outcome.finished),
+                ("visitor that was killed", outcome.killed),
+                ("lasting process", outcome.processes.len() as u64),
+            ];
+            let is_missing = |(_, count): &(&str, u64)| *count == 0 && outcome.failures.is_empty();
+            let missing = counts.into_iter().filter(is_missing).map(|(what, _)| format!("no {what}"));
+            let found = grown.chain(errors).chain(missing).map(|why| format!("{}: {why}", outcome.link));
+            let found: Vec<String> = found.collect();
             [&outcome.failures[..], &found].concat()
         };
         self.outcomes.iter().flat_map(of).collect()
@@ -196,11 +205,20 @@ mod tests {
     #[test]
     fn a_report_has_a_line_per_sample_and_plot_series() {
         let rest = process(sample(10, 100_000, 7), sample(99, 100_000, 7));
-        let outcome = Outcome { link: "udp", processes: vec![rest], errors: 2, ..Outcome::default() };
+        let processes = vec![rest];
+        let outcome =
+            Outcome { link: "udp", processes, verified: 9, finished: 3, killed: 4, errors: 2, ..Outcome::default() };
         let report = Report { minutes: 1.0, seed: 5, outcomes: vec![outcome] };
         assert_eq!(report.csv().lines().count(), 101);
         assert_eq!(report.plot().matches("<polyline").count(), 5);
-        assert!(report.summary().contains("seed 5, 0 verified messages, 2 errors, 1 failures"), "{}", report.summary());
+        assert!(report.summary().contains("seed 5, 9 verified messages, 2 errors, 1 failures"), "{}", report.summary());
         assert_eq!(report.failures(), ["udp: 2 errors"]);
+    }
+
+    #[test]
+    fn a_run_without_traffic_fails() {
+        let report = Report { minutes: 1.0, seed: 5, outcomes: vec![Outcome { link: "shm", ..Outcome::default() }] };
+        let missing = ["verified message", "visitor that finished", "visitor that was killed", "lasting process"];
+        assert_eq!(report.failures(), missing.map(|what| format!("shm: no {what}")));
     }
 }

@@ -41,6 +41,11 @@ impl Printed {
         }
         self.lines += 1;
     }
+
+    /// Returns a number of a sample that no line has.
+    fn lacks(&self) -> Option<&'static str> {
+        COUNTS.into_iter().chain(TABLES).find(|name| !self.values.contains_key(*name))
+    }
 }
 
 /// State of a process at one time.
@@ -93,6 +98,14 @@ impl Worker {
     /// Returns the newest value of a name, or 0 if the process has not printed a value yet.
     pub(super) fn value(&self, name: &str) -> u64 {
         locked(&self.printed).values.get(name).copied().unwrap_or(0)
+    }
+
+    /// Checks that the process has printed each number of a sample. A number that it never prints would never grow.
+    pub(super) fn expect_all_numbers(&self) -> Result<(), String> {
+        match locked(&self.printed).lacks() {
+            Some(name) => Err(format!("{} prints no {name}", self.name)),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn lines(&self) -> u64 {
@@ -195,11 +208,22 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_is_never_printed_is_missed() {
+        let names: Vec<_> = COUNTS.into_iter().chain(TABLES).collect();
+        let mut printed = Printed::default();
+        let line = |names: &[&str]| names.iter().map(|name| format!("{name} 0 ")).collect::<String>();
+        printed.take(&line(&names[1..]));
+        assert_eq!(printed.lacks(), Some(names[0]));
+        printed.take(&line(&names[..1]));
+        assert_eq!(printed.lacks(), None);
+    }
+
+    #[test]
     fn a_worker_is_sampled_until_its_input_ends() {
         let worker = Worker::start("cat".to_owned(), crate::shell::command("cat", &[])).unwrap();
         let sample = worker.sample(0.0).unwrap();
         assert_eq!(sample.threads, 1);
-        assert!(sample.descriptors >= 3 || sample.resident_kib > 0, "{sample:?}");
+        assert!(sample.descriptors >= 3 && sample.resident_kib > 0, "{sample:?}");
         worker.ask_to_end();
         assert!(worker.wait(Duration::from_secs(60)).unwrap().success());
         assert_eq!(worker.sample(0.0), None);
