@@ -212,14 +212,26 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).create(path)?;
     // Without its last slash, a path names the link itself.
     let plain: PathBuf = path.components().collect();
-    for (found, what) in [(fs::symlink_metadata(plain)?, "the path"), (fs::metadata(path)?, "the directory")] {
-        if !is_trusted(found.uid()) {
-            let (owner, own) = (found.uid(), own_user());
-            let why = format!("{what} belongs to user {owner}, allowed are directories of user {own} and of root");
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-        }
+    expect_trusted(&fs::symlink_metadata(plain)?, "the path")?;
+    expect_trusted(&fs::metadata(path)?, "the directory")
+}
+
+/// Rejects a file of another user, or a link of another user to any file.
+///
+/// # Errors
+///
+/// The file does not exist, or belongs to a user other than root or the user of this process.
+pub fn own_file(path: &Path) -> io::Result<()> {
+    expect_trusted(&fs::symlink_metadata(path)?, "the file")
+}
+
+fn expect_trusted(found: &fs::Metadata, what: &str) -> io::Result<()> {
+    if is_trusted(found.uid()) {
+        return Ok(());
     }
-    Ok(())
+    let (owner, own) = (found.uid(), own_user());
+    let why = format!("{what} belongs to user {owner}, allowed are user {own} and root");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// Finds or creates a directory that only this user can access, in a parent that all users can write to. The directory
@@ -456,7 +468,9 @@ mod tests {
         if !doorbell_testing::root_or_leave_out("tests that change the owner of files") {
             return;
         }
+        own_file(&link).unwrap();
         std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();
+        assert!(own_file(&link).unwrap_err().to_string().contains("the file belongs to user 65534"));
         for path in [link.clone(), link.join(""), link.join(".")] {
             let why = own_directory(&path).unwrap_err().to_string();
             assert!(why.contains("the path belongs to user 65534"), "{path:?}: {why}");

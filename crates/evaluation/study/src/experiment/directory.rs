@@ -93,7 +93,7 @@ impl RunDirectory {
     /// # Errors
     ///
     /// The directory cannot be created, the path is not a directory, the directory is not writable, or another
-    /// process writes to it.
+    /// process writes to it. Or the directory, or a record in it, belongs to another user.
     pub fn create(path: &Path) -> Result<Self, DirectoryError> {
         if path.exists() && !path.is_dir() {
             return Err(DirectoryError::NoDirectory(path.to_owned()));
@@ -112,6 +112,10 @@ impl RunDirectory {
             files::create_new(&probe, 0o600).and_then(|_| fs::remove_file(&probe))
         };
         probe().map_err(read_only)?;
+        // Others may write to a directory of mode 0777. Their records must not join ours.
+        for record in records(path)? {
+            files::own_file(&record).map_err(|error| DirectoryError::Io { path: record, error })?;
+        }
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
@@ -126,21 +130,10 @@ impl RunDirectory {
     ///
     /// The path is not a directory, the directory has no records, or a `*.json` in it is not a record.
     pub fn read(path: &Path) -> Result<Vec<PointRecord>, DirectoryError> {
-        let io = |error| DirectoryError::Io { path: path.to_owned(), error };
-        let mut files = Vec::new();
-        for entry in fs::read_dir(path).map_err(io)? {
-            let file = entry.map_err(io)?.path();
-            if file.extension().is_some_and(|extension| extension == "json") {
-                files.push(file);
-            }
-            if files.len() > MAX_RECORDS {
-                return Err(DirectoryError::TooMany(path.to_owned()));
-            }
-        }
+        let files = records(path)?;
         if files.is_empty() {
             return Err(DirectoryError::Empty(path.to_owned()));
         }
-        files.sort_unstable();
         files.iter().map(|file| read(file)).collect()
     }
 
@@ -248,6 +241,23 @@ impl RunDirectory {
         record.repetitions.push(result);
         write_whole(&self.file(experiment, point), &record)
     }
+}
+
+/// Returns the paths of all records of a directory, in the order of their names.
+fn records(path: &Path) -> Result<Vec<PathBuf>, DirectoryError> {
+    let io = |error| DirectoryError::Io { path: path.to_owned(), error };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(io)? {
+        let file = entry.map_err(io)?.path();
+        if file.extension().is_some_and(|extension| extension == "json") {
+            files.push(file);
+        }
+        if files.len() > MAX_RECORDS {
+            return Err(DirectoryError::TooMany(path.to_owned()));
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
 }
 
 /// Returns the settings that differ, each with its present value and the value in the record.

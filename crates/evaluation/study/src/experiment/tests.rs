@@ -9,6 +9,7 @@ use doorbell_claims::{Finding, Verdict};
 use doorbell_record::{Environment, FarPoint, Figure, Latency, PointRecord, PointResult, Quantity};
 
 mod links;
+mod open;
 
 pub(crate) fn environment(provider: &str, cpus: usize) -> Environment {
     Environment {
