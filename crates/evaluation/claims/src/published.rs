@@ -71,6 +71,9 @@ pub struct Row {
     pub value: Value,
     /// Configuration of the measurement.
     pub configuration: Configuration,
+    /// Fields of the configuration that the publication does not state, and that were chosen so that a simulation
+    /// gives this number. A comparison with the number is then no test.
+    pub fitted: Vec<String>,
     /// Key of the source in [`Testbed::sources`].
     pub source: String,
     /// Uncertainties of the published fact, as sentences.

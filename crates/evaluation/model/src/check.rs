@@ -29,7 +29,7 @@ use crate::workload::WorkloadError;
 
 pub use analytic::{Analytic, lack_of};
 pub use configured::observations;
-pub use predictor::{Binding, Manner, Needed, Order, Ordered, Packets, Predictor, Rated};
+pub use predictor::{Binding, Manner, Needed, Order, Ordered, Packets, Predictor, Rated, StoreFigures, Stored};
 pub use recorder::{Answer, Field, Recorder, Said};
 
 /// Published number with its comparison.
@@ -37,7 +37,8 @@ pub use recorder::{Answer, Field, Recorder, Said};
 pub struct Checked<'a> {
     /// Published row.
     pub row: &'a Row,
-    /// Whether the predictor was fitted to this row. The comparison is then no test of the predictor.
+    /// Whether the predictor or the row's configuration was fitted to this row. The comparison is then no test of the
+    /// predictor.
     pub is_fitted: bool,
     /// Comparison, or the reason why there is none.
     pub outcome: Result<Compared, Lack>,
@@ -130,7 +131,8 @@ impl<'a> Checked<'a> {
         let found = rows::predict(row, by);
         let binding = found.as_ref().ok().and_then(|(_, binding)| *binding);
         let outcome = found.map(|(found, _)| Compared::of(row, found, 0.0));
-        Self { row, is_fitted: by.is_fitted(&row.id), outcome, binding }
+        let is_fitted = by.is_fitted(&row.id) || !row.fitted.is_empty();
+        Self { row, is_fitted, outcome, binding }
     }
 
     /// Returns the published number in words.

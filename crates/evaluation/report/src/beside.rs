@@ -1,11 +1,12 @@
 //! Published curves beside the simulation of their points.
 //!
 //! Published numbers form a curve if they have one subject and their configurations differ in one amount only, such as
-//! the window. Each point of such a curve has its own row, which is simulated in its own configuration.
+//! the window. In rounds, a list has as many requests as the window, so both amounts are one. Each point of a curve has
+//! its own row, which is simulated in its own configuration.
 
 use std::collections::BTreeSet;
 
-use doorbell_claims::{Amount, Relation};
+use doorbell_claims::{Amount, Configuration, Relation};
 use doorbell_model::check::Checked;
 use doorbell_record::Quantity;
 use serde_json::Value;
@@ -102,8 +103,8 @@ fn curves<'a>(field: &'static str, rows: &[&'a Checked<'a>]) -> Vec<Vec<Place<'a
         let row = place.checked.row;
         let belongs = |curve: &&mut Vec<Place<'a>>| {
             let first = curve[0].checked.row;
-            let differences = first.configuration.differences(&row.configuration);
-            first.subject == row.subject && differences.iter().all(|name| *name == field)
+            let configurations = [&first.configuration, &row.configuration];
+            first.subject == row.subject && differ_only_in(field, configurations)
         };
         match all.iter_mut().find(belongs) {
             Some(curve) => curve.push(place),
@@ -112,6 +113,19 @@ fn curves<'a>(field: &'static str, rows: &[&'a Checked<'a>]) -> Vec<Vec<Place<'a
     }
     all.retain(|curve| is_curve(curve));
     all
+}
+
+/// Returns whether two configurations differ in one field only. Two rounds of requests may also differ in the list,
+/// which is as long as the window.
+fn differ_only_in(field: &str, [one, other]: [&Configuration; 2]) -> bool {
+    let are_rounds = field == "window" && is_round(one) && is_round(other);
+    one.differences(other).iter().all(|name| *name == field || are_rounds && ["batch", "in_rounds"].contains(name))
+}
+
+/// Returns whether requests are posted in rounds of one list. A single outstanding request is such a round.
+fn is_round(configuration: &Configuration) -> bool {
+    let Configuration { window, batch, in_rounds, .. } = configuration;
+    *window == Some(Amount::Is(1.0)) || (*in_rounds == Some(true) && batch == window)
 }
 
 /// Returns whether a quantity has enough positions.
@@ -262,6 +276,31 @@ mod tests {
             names,
             ["write, connections 1", "write, connections 1", "write, connections 20", "write, connections 20"]
         );
+    }
+
+    /// The lists of a round are as long as its window, so the rows differ in two fields.
+    #[test]
+    fn counted_packets_of_requests_and_responses_are_one_curve() {
+        let t2 = doorbell_claims::testbed("t2").expect("a testbed");
+        let checked = checked(t2, "");
+        let plots = plots(["simulated", "published"], &checked.iter().collect::<Vec<_>>());
+        let [Beside { over, data }] = &plots[..] else { panic!("{plots:?}") };
+        assert_eq!(over, "window");
+        let names = data["quantities"].as_array().expect("quantities").iter().map(|it| it["name"].as_str());
+        let names: Vec<_> = names.map(|name| name.expect("a name")).collect();
+        let [requests, responses] = ["request packets", "response packets"]
+            .map(|wanted| names.iter().position(|name| *name == wanted).unwrap_or_else(|| panic!("{names:?}")));
+        let series = data["series"].as_array().expect("series").iter();
+        let is_published = |one: &&Value| one["run"] == PUBLISHED && one["name"] == "request-response";
+        let published = series.filter(is_published).collect::<Vec<_>>();
+        let [published] = published[..] else { panic!("{published:?}") };
+        let points = |quantity: usize| -> Vec<(f64, f64)> {
+            let all = published["points"].as_array().expect("points").iter();
+            all.filter_map(|at| Some((at["x"].as_f64()?, at["y"][quantity]["median"].as_f64()?))).collect()
+        };
+        let counted = [(1.0, 2.0), (8.0, 1.73), (32.0, 1.53), (64.0, 1.64)];
+        assert_eq!(points(requests), counted);
+        assert_eq!(points(responses), counted);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! last node is an optional second memory node. Each client is a thread with its own processor.
 
 mod point;
+pub(crate) mod published;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -13,7 +13,6 @@
 mod page;
 mod rows;
 mod similar;
-mod store;
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -7,19 +7,22 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 pub use doorbell_model::check::Lack;
-use doorbell_model::check::{Binding, Manner, Needed, Order, Ordered, Packets, Predictor, Rated};
+use doorbell_model::check::{Binding, Manner, Needed, Order, Ordered, Packets, Predictor, Rated, StoreFigures, Stored};
 use doorbell_model::operation::{Posted, PostedOperation as Asked};
 use doorbell_model::workload::Workload;
 use doorbell_protocols::{Protocol, Release};
-use doorbell_record::{Extent, FarPoint, Figure, Kind, Operation, OrderPoint, Parameters, PointResult, SharedBy};
+use doorbell_record::{
+    Extent, FarPoint, Figure, Kind, Operation, OrderPoint, Parameters, PointResult, SharedBy, StorePoint, Strategy,
+};
 use doorbell_wire::{MessageKind, OuterKind, Transport, message_cost};
 
 use crate::bottleneck::{Bottleneck, Station};
 use crate::estimate::{self, MemoryError};
 use crate::far;
+use crate::far::published::published_store;
 use crate::measure::{ANSWERING, ASKING, HOSTS, Load, Measured, measure, measure_captured};
 use crate::paced::highest_without_rnr;
-use crate::testbed::Testbed;
+use crate::testbed::{Parameter, Testbed};
 
 /// Minimum number of receives of a connection.
 const LEAST_DEPTH: usize = 128;
@@ -33,15 +36,17 @@ pub struct Effort {
     pub least_each: u64,
     /// Rounds of a latency run.
     pub rounds: u64,
+    /// Microseconds for which operations of a store are counted.
+    pub store_us: u64,
 }
 
 impl Effort {
     /// Length with which all rows take minutes.
-    pub const USUAL: Self = Self { messages: 40_000, least_each: 1000, rounds: 500 };
+    pub const USUAL: Self = Self { messages: 40_000, least_each: 1000, rounds: 500, store_us: 4000 };
     /// Length with which all rows take less than a minute.
-    pub const QUICK: Self = Self { messages: 8000, least_each: 300, rounds: 100 };
+    pub const QUICK: Self = Self { messages: 8000, least_each: 300, rounds: 100, store_us: 2000 };
     /// Length for smooth curves.
-    pub const FULL: Self = Self { messages: 200_000, least_each: 2000, rounds: 2000 };
+    pub const FULL: Self = Self { messages: 200_000, least_each: 2000, rounds: 2000, store_us: 20_000 };
 
     /// Returns the extent of a run with messages of this size, and with replies as the parameters state.
     pub fn extent(self, parameters: &Parameters, bytes: usize) -> Extent {
@@ -239,7 +244,8 @@ impl<'a> Runs<'a> {
 
 impl Predictor for Runs<'_> {
     fn is_fitted(&self, id: &str) -> bool {
-        self.testbed.parameters().any(|parameter| parameter.is_fitted && names(parameter.source, id))
+        let is_named = |parameter: Parameter<'_>| parameter.is_fitted && names(parameter.source, id);
+        id == StorePoint::FITTED_ON || self.testbed.parameters().any(is_named)
     }
 
     fn latency_ns(&mut self, workload: &Workload) -> Result<f64, Lack> {
@@ -312,6 +318,21 @@ impl Predictor for Runs<'_> {
             in_order: figure(Figure::InOrder)? / 100.0,
             same_address_late: figure(Figure::SameAddressOutOfOrder)? / 100.0,
             largest_gap: figure(Figure::LargestGap)?,
+        })
+    }
+
+    fn store(&mut self, asked: &Stored) -> Result<StoreFigures, Lack> {
+        let Stored { clients, keys, zipf, write_percent, is_steered } = *asked;
+        let strategy = if is_steered { Strategy::Steered } else { Strategy::Optimistic };
+        let store = published_store(strategy, clients as usize);
+        let measure_us = self.effort.store_us as f64;
+        let result = self.far(&FarPoint::Store(StorePoint { keys, zipf, write_percent, measure_us, ..store }))?;
+        let figure = |figure| result.far.get(&figure).copied().ok_or(Lack::Quantity("operations of this kind"));
+        Ok(StoreFigures {
+            success_of_reads: figure(Figure::GetSuccess).ok().map(|percent| percent / 100.0),
+            success_of_writes: figure(Figure::PutSuccess)? / 100.0,
+            bytes_per_operation: figure(Figure::BytesPerOperation)?,
+            write_p99_ns: figure(Figure::PutP99)? * 1e3,
         })
     }
 

@@ -71,6 +71,8 @@ struct Number {
     relation: Relation,
     value: f64,
     unit: Unit,
+    #[serde(default)]
+    fitted: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -136,7 +138,7 @@ impl Loader<'_> {
     fn row(&mut self, index: usize, table: Table) -> Result<Row, LoadError> {
         let (place, common, own) = self.common("row", index, table)?;
         let (subject, configuration) = self.subject(&place, &common)?;
-        let Number { quantity, relation, value, unit } = typed(self.file, &place, Toml::Table(own))?;
+        let Number { quantity, relation, value, unit, fitted } = typed(self.file, &place, Toml::Table(own))?;
         if !(value.is_finite() && value > 0.0 && value <= LARGEST) {
             return Err(self.refuse(&place, "value", format!("it is {value}, allowed is above 0 to {LARGEST}")));
         }
@@ -144,9 +146,15 @@ impl Loader<'_> {
             let problem = format!("it is \"{unit}\", which does not measure {:?}", quantity.dimension());
             return Err(self.refuse(&place, "unit", problem));
         }
+        let is_stated =
+            |name: &String| FIELDS.iter().any(|field| field.name == name && (field.is_there)(&configuration));
+        if let Some(name) = fitted.iter().find(|name| !is_stated(name)) {
+            let problem = format!("it has \"{name}\", allowed are fields of the row's configuration");
+            return Err(self.refuse(&place, "fitted", problem));
+        }
         let Common { id, says, experiment, source, uncertain, .. } = common;
         let value = Value { number: value, unit };
-        Ok(Row { id, says, experiment, subject, quantity, relation, value, configuration, source, uncertain })
+        Ok(Row { id, says, experiment, subject, quantity, relation, value, configuration, fitted, source, uncertain })
     }
 
     fn shape(&mut self, index: usize, table: Table) -> Result<Shape, LoadError> {

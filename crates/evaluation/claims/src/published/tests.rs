@@ -135,6 +135,9 @@ fn configurations_build_on_each_other() {
     assert_eq!(row.configuration.window, Some(Amount::Span(1.0, 64.0)));
     assert_eq!((row.configuration.batch, row.configuration.bytes), (Some(Amount::Is(8.0)), Some(Amount::Is(16.0))));
     assert_eq!(testbed.shape("a/shape").unwrap().number("knee"), Some(32.0));
+    assert!(row.fitted.is_empty());
+    let chosen = SMALL.replacen("uncertain = []", "uncertain = []\nfitted = [\"window\"]", 1);
+    assert_eq!(Testbed::from_toml("x.toml", &chosen).unwrap().row("a/row").unwrap().fitted, ["window"]);
 }
 
 #[test]
@@ -160,6 +163,11 @@ fn what_is_wrong_names_file_row_field_and_what_is_allowed() {
         ("value = 14.0", "value = inf", &["row a/row: value: it is inf"]),
         ("relation = \"about\"", "relation = \"like\"", &["row a/row: relation: unknown variant `like`", "`at-least`"]),
         ("source = \"paper\"", "source = \"hearsay\"", &["row a/row: source: it is \"hearsay\", allowed is paper"]),
+        (
+            "uncertain = []",
+            "uncertain = []\nfitted = [\"rate_per_s\"]",
+            &["row a/row: fitted: it has \"rate_per_s\", allowed are fields of the row's configuration"],
+        ),
         ("protocol = \"send-receive\"", "", &["row a/row: protocol: exactly one of protocol, operation and store"]),
         (
             "operation = \"write\"",

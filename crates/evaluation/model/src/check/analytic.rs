@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use doorbell_wire::{Direction, Response, message_cost};
 
-use super::{Lack, Manner, Needed, Order, Ordered, Packets, Predictor, Rated};
+use super::{Lack, Manner, Needed, Order, Ordered, Packets, Predictor, Rated, StoreFigures, Stored};
 use crate::observation::srq_slow_sizes;
 use crate::operation::{Posted, PostedOperation, predict_operation};
 use crate::parameters::Parameters;
@@ -97,6 +97,10 @@ impl Predictor for Analytic<'_> {
 
     fn order(&mut self, _: &Ordered) -> Result<Order, Lack> {
         Err(Lack::Quantity("the order in which requests of different queue pairs arrive"))
+    }
+
+    fn store(&mut self, _: &Stored) -> Result<StoreFigures, Lack> {
+        Err(Lack::Subject("stores on passive memory"))
     }
 
     fn unstated_window(&self, operation: PostedOperation) -> Result<u32, Lack> {

@@ -7,7 +7,7 @@ use doorbell_claims::{
 use doorbell_protocols::Protocol;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
-use super::{Lack, Manner, Ordered, Predictor};
+use super::{Lack, Manner, Ordered, Predictor, Stored};
 use crate::observation::{Load, Observation};
 use crate::operation::{Posted, PostedOperation};
 use crate::workload::{Peers, Workload};
@@ -164,6 +164,18 @@ pub(super) fn ordered(
         addresses: amount("keys", configuration.keys)?,
         zipf: configuration.zipf.and_then(Amount::most).unwrap_or(ZIPF),
         rate_per_s: configuration.rate_per_s.and_then(Amount::most),
+    })
+}
+
+/// Returns the workload of a published store, without a middlebox.
+pub(super) fn stored(configuration: &Configuration) -> Result<Stored, Lack> {
+    let share = |field, given: Option<Amount>| given.and_then(Amount::most).ok_or(Lack::Unstated(field));
+    Ok(Stored {
+        clients: count("clients", configuration.clients)?,
+        keys: amount("keys", configuration.keys)?,
+        zipf: share("zipf", configuration.zipf)?,
+        write_percent: share("write_percent", configuration.write_percent)?,
+        is_steered: false,
     })
 }
 

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use doorbell_claims::{Amount, Configuration, Gap, Load, Quantity, Receivers, Setting, Source, Subject};
 use doorbell_protocols::Protocol;
 
-use super::configured::{manner, operation, workload};
+use super::configured::{manner, operation, stored, workload};
 use super::{Lack, Manner, Needed, Predictor};
 use crate::operation::{Posted, PostedOperation};
 use crate::workload::{Peers, Workload};
@@ -42,7 +42,7 @@ impl Source for Predicted<'_> {
                 self.of_messages(load, &workload, manner, quantity)
             }
             Subject::Operation(said) => self.of_operations(&posted(load, operation(*said)), quantity),
-            Subject::Store(_) => Err(Lack::Subject("stores on passive memory")),
+            Subject::Store(_) => self.of_store(load, quantity),
         };
         Ok(found?)
     }
@@ -111,6 +111,22 @@ impl Predicted<'_> {
                 self.by.has(Needed::RnrNaks)?;
                 Ok(self.by.rate(workload, manner)?.rnr_naks as f64)
             }
+            _ => Err(Lack::Quantity("a quantity of this kind")),
+        }
+    }
+
+    fn of_store(&mut self, load: &Load<'_>, quantity: Quantity) -> Result<f64, Lack> {
+        let mut asked = stored(&load.shape.configuration)?;
+        for (&setting, &value) in &load.fixed {
+            match setting {
+                Setting::Clients => asked.clients = value as u32,
+                Setting::WritePercent => asked.write_percent = value,
+                Setting::Steered => asked.is_steered = value != 0.0,
+                _ => return Err(Lack::Feature("no predictor covers this setting of a store")),
+            }
+        }
+        match quantity {
+            Quantity::SuccessOfWrites => Ok(self.by.store(&asked)?.success_of_writes),
             _ => Err(Lack::Quantity("a quantity of this kind")),
         }
     }

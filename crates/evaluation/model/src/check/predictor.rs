@@ -66,6 +66,13 @@ pub trait Predictor {
     /// There is no prediction.
     fn order(&mut self, requests: &Ordered) -> Result<Order, Lack>;
 
+    /// Returns figures of a store on passive memory.
+    ///
+    /// # Errors
+    ///
+    /// There is no prediction.
+    fn store(&mut self, asked: &Stored) -> Result<StoreFigures, Lack>;
+
     /// Returns the number of outstanding operations to assume if a publication states no number.
     ///
     /// # Errors
@@ -209,6 +216,34 @@ impl Packets {
     pub fn frames(&self) -> (f64, f64) {
         (self.bytes_in / self.packets_in, self.bytes_out / self.packets_out)
     }
+}
+
+/// Workload of a store with a chain of versions for each key. Its clients have one operation outstanding each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stored {
+    /// Clients, each with a thread.
+    pub clients: u32,
+    /// Keys from which the operations choose.
+    pub keys: u64,
+    /// Exponent of the Zipf distribution of the keys.
+    pub zipf: f64,
+    /// Share of operations that write, in percent.
+    pub write_percent: f64,
+    /// Whether a middlebox steers the clients to the newest version.
+    pub is_steered: bool,
+}
+
+/// Predicted figures of a store.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StoreFigures {
+    /// Share of READs of a value that find the newest version, if there were reads.
+    pub success_of_reads: Option<f64>,
+    /// Share of CASes that find the newest version.
+    pub success_of_writes: f64,
+    /// Bytes of frames per operation, in both directions together.
+    pub bytes_per_operation: f64,
+    /// Time in nanoseconds within which 99 % of the writes end.
+    pub write_p99_ns: f64,
 }
 
 /// Feature that some published sentences need and that some predictors lack.

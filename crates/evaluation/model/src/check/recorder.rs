@@ -1,6 +1,6 @@
 //! Recorder of a predictor's requests and answers, which become the points of plots.
 
-use super::{Binding, Lack, Manner, Needed, Order, Ordered, Packets, Predictor, Rated};
+use super::{Binding, Lack, Manner, Needed, Order, Ordered, Packets, Predictor, Rated, StoreFigures, Stored};
 use crate::operation::{Posted, PostedOperation};
 use crate::workload::Workload;
 
@@ -143,6 +143,10 @@ impl Predictor for Recorder<'_> {
 
     fn order(&mut self, requests: &Ordered) -> Result<Order, Lack> {
         self.by.order(requests)
+    }
+
+    fn store(&mut self, asked: &Stored) -> Result<StoreFigures, Lack> {
+        self.by.store(asked)
     }
 
     fn unstated_window(&self, operation: PostedOperation) -> Result<u32, Lack> {

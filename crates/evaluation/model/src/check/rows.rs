@@ -1,20 +1,23 @@
 //! Derivation of published numbers from predicted latencies and rates.
 
-use doorbell_claims::{Quantity, Row, Subject};
+use doorbell_claims::{Amount, Configuration, Quantity, Row, Subject};
 use doorbell_protocols::Protocol;
 
-use super::configured::{Swept, count, manner, operation, ordered, posted, workload};
-use super::{Binding, Lack, Manner, Predictor};
+use super::configured::{Swept, count, manner, operation, ordered, posted, stored, workload};
+use super::{Binding, Lack, Manner, Predictor, Stored};
 use crate::operation::Posted;
 use crate::workload::Workload;
 
 /// Minimum share of the highest rate at which a rate counts as the highest.
 const HIGHEST: f64 = 0.99;
 
+/// Minimum share of the highest rate at which queue pairs fill the link.
+const LINK_FILLED: f64 = 0.95;
+
 /// Returns the prediction for a row in the base unit of its dimension, with the binding resource.
 pub(super) fn predict(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Binding>), Lack> {
     match &row.subject {
-        Subject::Store(_) => Err(Lack::Subject("stores on passive memory")),
+        Subject::Store(_) => Ok((of_store(row, by)?, None)),
         Subject::Operation(_) => of_operations(row, by),
         Subject::Protocol(_) if row.quantity == Quantity::InlineReceiveSize => {
             Ok((by.inline_receive_bytes()? as f64, None))
@@ -104,6 +107,29 @@ fn saturating(rates: &[(u64, f64)]) -> f64 {
     rates.iter().find(|(_, rate)| *rate >= enough).map_or(0.0, |(value, _)| *value as f64)
 }
 
+/// Returns the prediction for a row about a store on passive memory. A middlebox that steers clients to the newest
+/// version has the minimum of bytes and time.
+fn of_store(row: &Row, by: &mut dyn Predictor) -> Result<f64, Lack> {
+    let asked = stored(&row.configuration)?;
+    let alone = by.store(&asked)?;
+    let mut steered = || by.store(&Stored { is_steered: true, ..asked });
+    Ok(match row.quantity {
+        Quantity::SuccessOfReads => alone.success_of_reads.ok_or(Lack::Quantity("reads of this workload"))?,
+        Quantity::SuccessOfWrites => alone.success_of_writes,
+        Quantity::BytesInflation => alone.bytes_per_operation / steered()?.bytes_per_operation,
+        Quantity::TailInflation => alone.write_p99_ns / steered()?.write_p99_ns,
+        _ => return Err(Lack::Quantity("a quantity of this kind")),
+    })
+}
+
+/// Returns the least number of queue pairs whose rate counts as the rate of a full link.
+fn saturating_connections(posted: &Posted, most: u32, by: &mut dyn Predictor) -> Result<f64, Lack> {
+    let rate = |connections| by.operations(&Posted { connections, threads: connections, ..*posted });
+    let rates: Vec<f64> = (1..=most).map(rate).map(|rated| Ok(rated?.messages_per_s)).collect::<Result<_, Lack>>()?;
+    let enough = LINK_FILLED * rates.iter().copied().fold(0.0, f64::max);
+    Ok(rates.iter().position(|rate| *rate >= enough).map_or(0.0, |index| (index + 1) as f64))
+}
+
 /// Returns the prediction for a row about single operations.
 fn of_operations(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Binding>), Lack> {
     let Subject::Operation(said) = row.subject else { return Err(Lack::Subject("anything else")) };
@@ -121,6 +147,15 @@ fn of_operations(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Bindi
             _ => order.largest_gap,
         };
         return Ok((found, None));
+    }
+    if row.quantity == Quantity::SaturatingConnections {
+        let most = match configuration.connections {
+            Some(Amount::Span(_, most)) => most,
+            Some(amount) => return Err(Lack::NoRange { field: "connections", amount }),
+            None => return Err(Lack::Unstated("connections")),
+        };
+        let one = Configuration { connections: Some(Amount::Is(1.0)), ..configuration.clone() };
+        return Ok((saturating_connections(&posted(operation(said), &one, by)?, most as u32, by)?, None));
     }
     let posted = posted(operation(said), configuration, by)?;
     let found = match row.quantity {

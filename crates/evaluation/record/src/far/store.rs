@@ -70,6 +70,9 @@ impl StorePoint {
     /// Assumed bytes of a value in the published runs.
     pub const PUBLISHED_VALUE: usize = 1024;
 
+    /// Id of the published row on which the pause of [`published`](Self::published) was fitted.
+    pub const FITTED_ON: &str = "far-memory/write-success";
+
     /// Returns the published workload of `clients` clients, with the pauses that are fitted to it.
     pub fn published(strategy: Strategy, clients: usize) -> Self {
         Self {

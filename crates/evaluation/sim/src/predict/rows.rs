@@ -6,8 +6,8 @@ use doorbell_protocols::Protocol;
 use doorbell_record::{FarPoint, HotPoint, Kind, Operation, Parameters, StorePoint, Strategy, Way};
 use doorbell_wire::{MessageKind, OuterKind, Response, Transport, message_cost};
 
-use super::store::{CLIENTS, published_store};
 use super::{BlindRow, Doubt, RowWorkload, Similar, T1, T3, Unit, doubt};
+use crate::far::published::{CLIENTS, published_store};
 use crate::measure::Load;
 use crate::reproduce::{Lack, Runs};
 

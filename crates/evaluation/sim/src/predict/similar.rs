@@ -5,7 +5,7 @@ use doorbell_model::check::Checked;
 use doorbell_record::{FarPoint, Figure, StorePoint, Strategy};
 
 use super::BlindRow;
-use super::store::{CLIENTS, published_store};
+use crate::far::published::{CLIENTS, published_store};
 use crate::reproduce::{Effort, Runs};
 use crate::testbed::Testbed;
 

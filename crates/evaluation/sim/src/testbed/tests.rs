@@ -1,7 +1,10 @@
+use doorbell_model::check::Predictor as _;
+use doorbell_record::{StorePoint, Strategy};
 use doorbell_wire::PathMtu;
 use proptest::prelude::*;
 
 use super::*;
+use crate::reproduce::{Effort, Runs};
 use crate::time::{PerByte, Ps};
 
 /// A testbed with all values in its own file.
@@ -58,6 +61,93 @@ fn a_nic_has_at_most_eight_fitted_values_and_no_testbed_replaces_any() {
     let [t3, t2] = ["connectx5-100g-far", "counters-100g"].map(|name| by_name(name).unwrap());
     assert_eq!(t1().nic, t3.nic);
     assert_ne!(t1().nic, t2.nic);
+}
+
+/// Environment variable with which the test writes the table of fitted values.
+const UPDATE: &str = "DOORBELL_UPDATE_FITTED";
+
+/// Returns a fitted value's name, its number, the testbeds that have it, and the published rows on which it was fitted.
+fn fitted_values() -> Vec<(String, String, Vec<&'static str>, Vec<&'static str>)> {
+    let mut all: Vec<(String, String, Vec<&str>, Vec<&str>)> = Vec::new();
+    for published in doorbell_claims::all() {
+        let testbed = by_name(&published.name).unwrap();
+        for parameter in testbed.parameters().filter(|parameter| parameter.is_fitted) {
+            let number = format!("{} {}", parameter.value, parameter.unit).trim_end().to_owned();
+            let rows = doorbell_claims::all().iter().flat_map(|it| &it.rows).map(|row| row.id.as_str());
+            let rows: Vec<&str> = rows.filter(|id| crate::reproduce::names(parameter.source, id)).collect();
+            match all.iter_mut().find(|it| it.0 == parameter.path && it.1 == number && it.3 == rows) {
+                Some(same) => same.2.push(&published.name),
+                None => all.push((parameter.path, number, vec![published.name.as_str()], rows)),
+            }
+        }
+    }
+    all
+}
+
+/// Returns the tables of fitted values and of the rows on which nothing was fitted.
+fn fitted_tables() -> String {
+    let mut text = String::from("| fitted value | number | testbeds | fitted on | rows |\n|---|---|---|---|---|\n");
+    let mut line = |name: &str, number: &str, testbeds: &[&str], rows: &[&str]| {
+        let of = |published: &&doorbell_claims::Testbed| rows.iter().any(|id| published.row(id).is_some());
+        let fitted_on: Vec<&str> = doorbell_claims::all().iter().filter(of).map(|it| it.name.as_str()).collect();
+        let rows: Vec<String> = rows.iter().map(|id| format!("`{id}`")).collect();
+        let (testbeds, fitted_on, rows) = (testbeds.join(", "), fitted_on.join(", "), rows.join(", "));
+        text += &format!("| {name} | {number} | {testbeds} | {fitted_on} | {rows} |\n");
+    };
+    for (name, number, testbeds, rows) in fitted_values() {
+        line(&format!("`{name}`"), &number, &testbeds, &rows);
+    }
+    for published in doorbell_claims::all() {
+        for row in &published.rows {
+            for name in &row.fitted {
+                let amount = row.configuration.amounts().find(|(field, _)| field == name);
+                let number = amount.map_or("yes".to_owned(), |(_, amount)| amount.to_string());
+                line(&format!("`{name}` of the row"), &number, &[published.name.as_str()], &[row.id.as_str()]);
+            }
+        }
+    }
+    let store = StorePoint::published(Strategy::Optimistic, 1);
+    line(
+        "pause of a client of the store",
+        &format!("{} us for each client", store.client_us),
+        &["T3"],
+        &[StorePoint::FITTED_ON],
+    );
+    text += "\n| testbed | numbers | fitted on | predicted |\n|---|---:|---:|---:|\n";
+    for published in doorbell_claims::all() {
+        let runs = Runs::new(by_name(&published.name).unwrap(), Effort::QUICK);
+        let fitted = published.rows.iter().filter(|row| !row.fitted.is_empty() || runs.is_fitted(&row.id)).count();
+        let all = published.rows.len();
+        text += &format!("| {} | {all} | {fitted} | {} |\n", published.name, all - fitted);
+    }
+    text
+}
+
+#[test]
+fn the_page_has_all_fitted_values_and_the_rows_on_which_they_were_fitted() {
+    const BEGIN: &str = "<!-- generated: `crates/evaluation/sim/src/testbed/tests.rs` -->\n\n";
+    const END: &str = "\n<!-- end of generated part -->";
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/reproduction.md");
+    let text = std::fs::read_to_string(&page).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (stored, after) = rest.split_once(END).unwrap();
+    let tables = fitted_tables();
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(&page, format!("{before}{BEGIN}{tables}{END}{after}")).unwrap();
+        return;
+    }
+    assert_eq!(stored, tables, "{UPDATE}=1 writes the tables anew");
+}
+
+/// Each value that T1 and T3 share was fitted on rows of one of them, so the rows of the other one are predictions.
+#[test]
+fn a_value_of_the_shared_nic_is_fitted_on_one_testbed() {
+    let shared: Vec<_> = fitted_values().into_iter().filter(|it| it.2 == ["T1", "T3"]).collect();
+    assert_eq!(shared.iter().filter(|it| it.0.starts_with("nic.")).count(), 7, "{shared:?}");
+    for (name, _, _, rows) in shared {
+        let of = |published: &&doorbell_claims::Testbed| rows.iter().any(|id| published.row(id).is_some());
+        assert_eq!(doorbell_claims::all().iter().filter(of).count(), 1, "{name}: {rows:?}");
+    }
 }
 
 #[test]

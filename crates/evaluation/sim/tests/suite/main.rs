@@ -4,6 +4,7 @@ mod common;
 
 mod advise;
 mod bottlenecks;
+mod contradictions;
 mod deaths;
 mod digests;
 mod exchange;
@@ -16,6 +17,7 @@ mod forty_requests;
 mod halves;
 mod many_to_one;
 mod middlebox;
+mod pages;
 mod predictions;
 mod questions;
 mod reproduction;

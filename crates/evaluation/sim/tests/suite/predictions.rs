@@ -113,7 +113,7 @@ fn a_row_may_differ_from_its_testbed() {
 #[test]
 fn the_error_on_similar_rows_widens_intervals() {
     let testbed = testbeds().find(|testbed| testbed.name == "connectx5-100g-far").expect("a testbed");
-    let effort = Effort { messages: 400, least_each: 100, rounds: 20 };
+    let effort = Effort { messages: 400, least_each: 100, rounds: 20, ..Effort::QUICK };
     let of = |row: &BlindRow| row.experiment == "8 B over 20 queue pairs" && row.at.1 == 48.0;
     let asked: Vec<BlindRow> = rows().into_iter().filter(of).collect();
     assert_eq!(asked.len(), 3);
@@ -134,7 +134,7 @@ fn the_error_on_similar_rows_widens_intervals() {
 fn intervals_do_not_depend_on_the_number_of_threads() {
     let latencies = || -> Vec<BlindRow> { rows().into_iter().filter(|row| row.experiment == "base latency").collect() };
     let testbed = testbeds().find(|testbed| testbed.name == latencies()[0].testbed).expect("a testbed");
-    let effort = Effort { messages: 400, least_each: 100, rounds: 20 };
+    let effort = Effort { messages: 400, least_each: 100, rounds: 20, ..Effort::QUICK };
     let found = |rows, threads| {
         let predicted = predict(rows, testbed, effort, threads, || ()).unwrap_or_else(|error| panic!("{error}"));
         let text = |one: &doorbell_sim::predict::Predicted| {

@@ -1,16 +1,13 @@
 //! Questions to `advise` and the simulator, their tables in docs/model.md, and answers that differ by more than 25 %.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-
 use doorbell_model::advise::{Advice, Need, advise};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::Workload;
 use doorbell_protocols::Protocol;
 use doorbell_sim::advise::{Simulated, simulate};
 use doorbell_sim::testbed;
-use doorbell_sync::IgnorePoison as _;
+
+use crate::pages;
 
 /// Answers to a question about messages of one size on testbed T1.
 pub(crate) struct Asked {
@@ -54,12 +51,6 @@ const MOST_KNOWN: usize = 4;
 /// Environment variable with which tests write their tables.
 const UPDATE: &str = "DOORBELL_UPDATE_QUESTIONS";
 
-/// Text after each table.
-const END: &str = "\n<!-- end of generated part -->";
-
-/// Lock of the page, which the tests of several tables write.
-static PAGE: Mutex<()> = Mutex::new(());
-
 /// Table of the page.
 pub(crate) struct Table {
     /// Text before the table, which occurs once in the page.
@@ -83,17 +74,6 @@ impl Table {
     /// A check fails.
     pub(crate) fn check(&self, rows: &str, departures: &[(String, &str)]) {
         println!("{rows}");
-        let is_update = std::env::var_os(UPDATE).is_some();
-        let stored = {
-            let _lock = PAGE.lock().ignore_poison();
-            let text = fs::read_to_string(page()).expect("the page");
-            let (before, rest) = text.split_once(self.begin).expect("the start of the table");
-            let (stored, after) = rest.split_once(END).expect("the end of the table");
-            if is_update {
-                fs::write(page(), format!("{before}{}{rows}{END}{after}", self.begin)).expect("a writable page");
-            }
-            stored.to_owned()
-        };
         let is_unknown = |(question, figure): &&(String, &str)| self.reason(question, figure).is_none();
         let unknown: Vec<_> = departures.iter().filter(is_unknown).collect();
         assert!(unknown.is_empty(), "differences without a cause: {unknown:#?}\n{rows}");
@@ -103,10 +83,6 @@ impl Table {
         }
         let count = self.known.len();
         assert!(count <= MOST_KNOWN, "{count} differences are listed, must be at most {MOST_KNOWN}");
-        assert!(is_update || stored == rows, "{UPDATE}=1 writes the table anew:\n{rows}");
+        pages::check("model.md", self.begin, rows, UPDATE);
     }
-}
-
-fn page() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/model.md")
 }
