@@ -57,6 +57,10 @@ pub enum Term {
     AtomicPair,
     /// Time that an atomic operation holds its address.
     AtomicAddress,
+    /// Time of a NIC to fetch the receive that a message takes.
+    TakeReceive,
+    /// Longest delay of a slow access to memory.
+    SlowAccess,
 }
 
 impl Term {
@@ -87,6 +91,8 @@ impl Term {
         Term::RepostThread,
         Term::AtomicPair,
         Term::AtomicAddress,
+        Term::TakeReceive,
+        Term::SlowAccess,
     ];
 
     /// Returns the name of the term's parameter, as in parameter files, and a description of the term.
@@ -114,6 +120,8 @@ impl Term {
             Term::RepostThread => ("o_repost_thread", "the thread that reposts shared receives"),
             Term::AtomicPair => ("o_atomic", "atomics of a queue pair"),
             Term::AtomicAddress => ("o_atomic_address", "atomics on one address"),
+            Term::TakeReceive => ("o_take", "NIC, fetching the receive of a message"),
+            Term::SlowAccess => ("o_slow", "slow accesses to memory"),
         }
     }
 }
@@ -130,7 +138,7 @@ pub struct Part {
 }
 
 /// Number of [`Term`]s.
-pub const TERMS: usize = 25;
+pub const TERMS: usize = 27;
 
 /// Value of each [`Term`] in the order of [`Term::ALL`], in nanoseconds or nanoseconds per byte.
 pub type Values = [f64; TERMS];

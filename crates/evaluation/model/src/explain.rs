@@ -219,6 +219,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
         | BoundKind::ReceivingNicOutbound
         | BoundKind::SendingUnits
         | BoundKind::ReceivingUnits
+        | BoundKind::PayloadFetches
         | BoundKind::ReadsInFlight => {
             larger(&mut offer);
             let more = crate::workload::Peers { connections: peers.connections.saturating_mul(2), ..peers };
@@ -251,7 +252,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
             let protocol = doorbell_protocols::Protocol::BufferedWriteImmediateSend;
             offer("a ring for each sender".to_owned(), Workload { protocol, ..*workload });
         }
-        BoundKind::RoundTrip | BoundKind::ReceiverSpace => {}
+        BoundKind::RoundTrip | BoundKind::Rounds | BoundKind::SlowAccesses | BoundKind::ReceiverSpace => {}
     }
     changes
 }

@@ -106,6 +106,8 @@ pub(crate) fn latency_of(
     match charge.step.noticed {
         Noticed::Nothing => cost,
         Noticed::Memory => found(cost),
-        Noticed::Completion => found(cost).plus(&out_of_completion(charge.step, payload, setting)),
+        Noticed::Completion => {
+            found(cost).with(Term::TakeReceive, 1.0).plus(&out_of_completion(charge.step, payload, setting))
+        }
     }
 }

@@ -21,6 +21,8 @@
 //! | `o_repost_thread` | CPU time of a single thread that reposts all shared receives |
 //! | `o_atomic`, `o_atomic_address` | time that an atomic operation occupies its queue pair, and its address |
 //! | `o_list` | time of a NIC to fetch a list of several work requests; a single one comes with its doorbell |
+//! | `o_take` | time of a NIC to fetch the receive that a message takes; its acknowledgement does not wait |
+//! | `o_slow` | longest delay of the slow accesses to memory |
 //! | `o_copy` | CPU time per byte that an end copies or clears in registered memory |
 //!
 //! # Latency
@@ -69,6 +71,7 @@
 //! sending NIC     u / (o_nsnd + (line - 1) G)
 //! receiving NIC   u / (o_nrcv + (line - 1) G)
 //! NIC's units     u / (m o_unit)             at each end
+//! payload fetches n F / dma_read             F: payloads of a queue pair that the NIC fetches at the same time
 //! NIC's ceiling   1 / (m o_nic)              at each end, for any number of connections
 //! link            1 / (line G)               each direction, acknowledgements included
 //! receiving CPU   receivers / (sum of o_rcv and o_post, o_inline of short messages, o_pairs log2 q)
@@ -104,6 +107,13 @@
 //! # Single operations
 //!
 //! [`operation`] predicts WRITEs, READs, atomics, SENDs and request-response of bare queue pairs with the same forms.
+//! It has two further bounds: rounds of requests (`operation/rounds.rs`), and slow accesses to a peer's memory
+//! (`operation/slow.rs`). The first of these modules also has the number of acknowledgements per message.
+//!
+//! # Values of the simulator's testbed
+//!
+//! A parameter file may take values from the hardware of the simulator's testbed of the same name, in a table
+//! `hardware`. Each value then has one definition.
 //!
 //! # Corrections to the published model
 //!

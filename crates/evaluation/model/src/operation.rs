@@ -5,6 +5,9 @@
 //! completion. The latency is the time from the post until the requester polls the completion. For request-response,
 //! the latency ends when the requester polls the response.
 
+mod rounds;
+mod slow;
+
 use doorbell_protocols::{End, Joined, Noticed, Role, Size, Step, When};
 use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport};
@@ -16,6 +19,8 @@ use crate::predict::{BoundKind, Form, Forms, Prediction, Tally};
 use crate::setting::Setting;
 use crate::steps::Charged;
 use crate::workload::{MAX_COUNT, Peers, Workload, WorkloadError};
+
+pub(crate) use rounds::acknowledgements;
 
 /// Posted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -175,6 +180,26 @@ impl Posted {
         }
     }
 
+    /// Returns the load as a workload on RNICs of this kind.
+    fn workload_on(&self, setting: &Setting) -> Workload {
+        let mut workload = self.workload();
+        if setting.rnic == RnicKind::Software {
+            // The target of a software RNIC serves all queue pairs with one thread.
+            workload.peers.receivers = 1;
+        }
+        workload
+    }
+
+    /// Returns the costs of an operation.
+    fn tally(&self, setting: &Setting) -> Result<Tally, WorkloadError> {
+        let workload = self.workload_on(setting);
+        let mut tally = Tally::over(self.operation.transport());
+        for step in self.steps() {
+            tally.add(&step, setting, &workload)?;
+        }
+        Ok(tally)
+    }
+
     /// Returns the operations that each end posts.
     fn steps(&self) -> Vec<Charged> {
         let kind = self.operation.kind(self.immediate);
@@ -203,22 +228,17 @@ impl Posted {
 ///
 /// Returns the error of [`Posted::check`] if the operations are impossible.
 pub fn predict_operation(parameters: &Parameters, posted: &Posted) -> Result<Prediction, WorkloadError> {
-    let forms = operation_forms(&Setting::of(parameters), posted)?;
+    posted.check()?;
+    let acks_per_message = acknowledgements(parameters, posted)?;
+    let forms = operation_forms(&Setting { acks_per_message, ..Setting::of(parameters) }, posted)?;
     Ok(Prediction::of(&forms, parameters, posted.workload().bytes as f64))
 }
 
 /// Returns the latency and the bounds of the operations as linear forms of the parameters.
 pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Forms, WorkloadError> {
     posted.check()?;
-    let mut workload = posted.workload();
-    if setting.rnic == RnicKind::Software {
-        // The target of a software RNIC serves all queue pairs with one thread.
-        workload.peers.receivers = 1;
-    }
-    let mut tally = Tally::over(posted.operation.transport());
-    for step in posted.steps() {
-        tally.add(&step, setting, &workload)?;
-    }
+    let workload = posted.workload_on(setting);
+    let tally = posted.tally(setting)?;
     let latency = match posted.operation {
         // A READ or an atomic ends with its response. The response of a request is a message of its own.
         PostedOperation::Read
@@ -246,6 +266,10 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
     let outstanding = connections * f64::from(posted.window);
     let outstanding = posted.outstanding.map_or(outstanding, |all| outstanding.min(f64::from(all)));
     push(BoundKind::RoundTrip, latency.scaled(1.0 / outstanding));
+    if posted.in_rounds {
+        rounds::bounds(posted, &tally, &latency, &mut push);
+    }
+    slow::bounds(setting, posted, &tally, (&latency, outstanding), &mut push);
     let in_flight = connections * f64::from(setting.limits.reads_in_flight);
     push(BoundKind::ReadsInFlight, tally.read.scaled(1.0 / in_flight));
     tally.resources(setting, &workload, &mut push);

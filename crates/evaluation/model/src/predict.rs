@@ -179,7 +179,10 @@ pub(crate) struct Tally {
     pub(crate) read: Cost,
     /// Time of the operations whose results the sender awaits before it sends the message.
     reservation: Cost,
-    cpu: [Cost; 2],
+    /// CPU time of each end per message.
+    pub(crate) cpu: [Cost; 2],
+    /// Number of payloads per message that the NIC of each end fetches from memory.
+    fetches: [f64; 2],
     nic_out: [Cost; 2],
     nic_in: [Cost; 2],
     /// Line bytes that leave each end, per message.
@@ -273,14 +276,18 @@ impl Tally {
             self.read = crossing(&alone).with(Term::SendPost, -1.0).with(Term::SendEach, -1.0);
         }
 
-        let traffic = traffic(step, self.transport, charge.payload(workload, workload.batch), setting, workload)?;
+        let payload = charge.payload(workload, workload.batch);
+        if !step.is_two_way() && payload > workload.inline_bytes {
+            self.fetches[by] += share;
+        }
+        let traffic = traffic(step, self.transport, payload, setting, workload)?;
         let add = |to: &mut Cost, cost: Cost| *to = to.plus(&cost.scaled(*share));
         let posted = posting(charge, setting, workload).scaled(charge.per_message_busy);
         self.cpu[by] = self.cpu[by].plus(&posted);
         if charge.awaited {
             add(&mut self.cpu[by], polling(setting, workload).scaled(charge.completions));
         }
-        add(&mut self.cpu[to], noticing(charge, charge.payload(workload, workload.batch), setting, workload));
+        add(&mut self.cpu[to], noticing(charge, payload, setting, workload));
         let crossed = |term: Term, line: f64, packets: f64| {
             let runs = if setting.rnic == RnicKind::Software { runs(charge, packets, *share, workload) } else { 0.0 };
             Cost::ZERO.with(term, 1.0).with(Term::Run, runs).with(Term::BandwidthPerByte, line - 1.0)
@@ -403,6 +410,17 @@ impl Tally {
                     let works = sends.max(nic(&self.nic_in, end).times(Term::NicReceive));
                     push(own, Cost::ZERO.with(Term::NicUnit, works / units));
                     push(whole, Cost::ZERO.with(Term::NicWhole, works));
+                }
+                if setting.limits.payload_fetches > 0 {
+                    // Each direction of a queue pair has its own payloads.
+                    let at_once = f64::from(workload.peers.connections) * f64::from(setting.limits.payload_fetches);
+                    let directions = if workload.bidirectional { 2.0 } else { 1.0 };
+                    for fetches in self.fetches {
+                        push(
+                            BoundKind::PayloadFetches,
+                            Cost::ZERO.with(Term::DmaRead, fetches / (directions * at_once)),
+                        );
+                    }
                 }
                 for (kind, end) in [(BoundKind::Link, sender), (BoundKind::LinkBackward, receiver)] {
                     let (own, other) = (self.line_bytes[end as usize], self.line_bytes[end.other() as usize]);

@@ -14,12 +14,14 @@ pub(crate) struct Setting {
     pub(crate) batch: u32,
     pub(crate) path_mtu: PathMtu,
     pub(crate) limits: Limits,
+    /// Acknowledgements per message of one packet; less than one if an acknowledgement covers several messages.
+    pub(crate) acks_per_message: f64,
 }
 
 impl Setting {
     pub(crate) fn of(parameters: &Parameters) -> Self {
         let Parameters { rnic, batch, limits, .. } = *parameters;
-        Self { rnic, batch, path_mtu: parameters.path_mtu(), limits }
+        Self { rnic, batch, path_mtu: parameters.path_mtu(), limits, acks_per_message: 1.0 }
     }
 }
 
@@ -51,7 +53,8 @@ pub(crate) fn traffic(
         Response::Exact(direction) => (line(direction), direction.packets as f64),
         // The number of acknowledgements lies between full coalescing and one per packet.
         Response::Range { max, .. } => {
-            let acknowledgements = setting.limits.acknowledgements(cost.request.packets);
+            let coalesced = if cost.request.packets == 1 { setting.acks_per_message } else { 1.0 };
+            let acknowledgements = coalesced * setting.limits.acknowledgements(cost.request.packets);
             (acknowledgements * line(max) / max.packets.max(1) as f64, acknowledgements)
         }
         Response::None => (0.0, 0.0),

@@ -179,6 +179,9 @@ fn with_verb(what: &str, kind: BoundKind) -> String {
         kind,
         BoundKind::SendingUnits
             | BoundKind::ReceivingUnits
+            | BoundKind::PayloadFetches
+            | BoundKind::Rounds
+            | BoundKind::SlowAccesses
             | BoundKind::ReadsInFlight
             | BoundKind::Atomics
             | BoundKind::AtomicsOnAddress

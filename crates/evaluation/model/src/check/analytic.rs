@@ -7,7 +7,7 @@ use doorbell_wire::{Direction, Response, message_cost};
 
 use super::{Lack, Manner, Needed, Order, Ordered, Packets, Predictor, Rated, StoreFigures, Stored};
 use crate::observation::srq_slow_sizes;
-use crate::operation::{Posted, PostedOperation, predict_operation};
+use crate::operation::{Posted, PostedOperation, acknowledgements, predict_operation};
 use crate::parameters::Parameters;
 use crate::predict::{Bound, BoundKind, Prediction, predict};
 use crate::workload::{Workload, WorkloadError};
@@ -178,7 +178,8 @@ impl Wire {
             Response::None => Frames { packets: 0.0, frame_bytes: 0.0 },
             Response::Exact(direction) => Frames::of(direction),
             Response::Range { max, .. } => {
-                let packets = parameters.limits.acknowledgements(cost.request.packets);
+                let coalesced = if cost.request.packets == 1 { acknowledgements(parameters, posted)? } else { 1.0 };
+                let packets = coalesced * parameters.limits.acknowledgements(cost.request.packets);
                 Frames { packets, frame_bytes: packets * max.frame_bytes as f64 / max.packets.max(1) as f64 }
             }
         };

@@ -204,6 +204,8 @@ fn quantities(parameters: &Parameters) -> Vec<Quantity> {
         ("o_repost_thread_ns", Unit::Ns, Term::RepostThread),
         ("o_atomic_ns", Unit::Ns, Term::AtomicPair),
         ("o_atomic_address_ns", Unit::Ns, Term::AtomicAddress),
+        ("o_take_ns", Unit::Ns, Term::TakeReceive),
+        ("o_slow_ns", Unit::Ns, Term::SlowAccess),
     ] {
         all.push(Quantity { name, unit, cost: Cost::ZERO.with(term, 1.0) });
     }

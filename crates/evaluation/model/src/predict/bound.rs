@@ -7,6 +7,10 @@ use crate::cost::Cost;
 pub enum BoundKind {
     /// Window of unacknowledged messages, which limits the messages per round trip.
     RoundTrip,
+    /// Rounds of requests: a list of them, of which each waits for all replies of the list before.
+    Rounds,
+    /// Accesses of a peer's memory that are slow, behind which the operations of a queue pair wait.
+    SlowAccesses,
     /// Space of the receiver, whose reuse must wait until the sender learns that the space is free.
     ReceiverSpace,
     /// READs of a queue pair that run one after another, because a fenced operation follows each READ.
@@ -31,6 +35,8 @@ pub enum BoundKind {
     SendingUnits,
     /// Processing units of the receiver's NIC that serve its connections.
     ReceivingUnits,
+    /// Payloads of a queue pair that the NIC fetches from memory at the same time.
+    PayloadFetches,
     /// Message rate of the sender's whole NIC, for any number of connections.
     SendingCeiling,
     /// Message rate of the receiver's whole NIC, for any number of connections.
@@ -52,6 +58,9 @@ impl BoundKind {
     pub const fn name(self) -> &'static str {
         match self {
             BoundKind::RoundTrip => "round trip",
+            BoundKind::Rounds => "rounds of requests",
+            BoundKind::SlowAccesses => "slow accesses",
+            BoundKind::PayloadFetches => "payload fetches",
             BoundKind::ReceiverSpace => "receiver's space",
             BoundKind::Fence => "fence",
             BoundKind::SendingCpu => "sending CPU",

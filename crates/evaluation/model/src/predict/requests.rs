@@ -274,6 +274,7 @@ impl Tally {
         let ([own, other], [replying, receiving]) = (self.line_bytes, replies.line_bytes);
         Self {
             cpu: sum(&self.cpu, &replies.cpu),
+            fetches: [self.fetches[0] + replies.fetches[1], self.fetches[1] + replies.fetches[0]],
             nic_out: sum(&self.nic_out, &replies.nic_out),
             nic_in: sum(&self.nic_in, &replies.nic_in),
             line_bytes: [own + receiving, other + replying],
