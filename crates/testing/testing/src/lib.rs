@@ -10,6 +10,7 @@ pub mod model;
 pub mod namespace;
 mod rng;
 pub mod seeds;
+pub mod strangers;
 pub mod trace;
 
 pub use connection::ConnectionEnd;

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use doorbell::exchange::direct_read::Acknowledge;
 use doorbell::exchange::protocols::Protocol;
-use doorbell::exchange::setup::SetupError;
+use doorbell::exchange::setup::{self, SetupError};
 use doorbell::exchange::{self, with_connector};
 use doorbell::verbs::QpCapacities;
 use doorbell::{
     AcceptError, Blocking, Config, ConnectError, ConnectionError, Connector, Device, DirectRead, EstablishError,
     MessageConnection, Options, QueuePairError, Received, SendReceive,
 };
+use doorbell_testing::strangers;
 
 /// Time limit of one step of a test, longer than any step takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -273,6 +274,31 @@ fn silent_peers_do_not_delay_clients() {
     client.join().unwrap().send(b"served").unwrap();
     assert_eq!(&*server.receive().unwrap(), b"served");
     drop(silent);
+}
+
+#[test]
+fn a_client_is_served_beside_strangers() {
+    let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = thread::spawn(move || {
+        let mut server = loop {
+            match listener.accept(PATIENCE) {
+                Ok(server) => break server,
+                Err(AcceptError::Client { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let question = server.receive().unwrap().to_vec();
+        server.send(&question).unwrap();
+        server.finish().unwrap();
+    });
+    strangers::beside(&address.to_string(), &setup::hello(&[]), || {
+        let mut client = device().connect(address, Options::default(), PATIENCE).unwrap();
+        client.send(b"a question").unwrap();
+        assert_eq!(&*client.receive().unwrap(), b"a question");
+        client.finish().unwrap();
+    });
+    server.join().unwrap();
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::future::pending;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use doorbell::exchange::setup::SetupError;
+use doorbell::exchange::setup::{self, SetupError};
 use doorbell::{
     AcceptError, Config, ConnectError, ConnectionError, Device, EstablishError, Options, Tokio, TokioListener,
 };
+use doorbell_testing::strangers;
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
@@ -236,6 +237,29 @@ async fn silent_peers_do_not_delay_clients() {
     let (mut server, client) = tokio::join!(accept, device.connect(address, small(), PATIENCE));
     client.unwrap().send(b"served").await.unwrap();
     assert_eq!(&*server.receive().await.unwrap(), b"served");
+}
+
+#[tokio::test]
+async fn a_client_is_served_beside_strangers() {
+    let (listener, address) = listener(small()).await;
+    let beside = tokio::task::spawn_blocking(move || {
+        strangers::beside(&address.to_string(), &setup::hello(&[]), || {
+            let device = Device::open().unwrap_or_else(|error| panic!("{error}"));
+            let mut client = device.connect(address, small(), PATIENCE).unwrap();
+            client.send(b"a question").unwrap();
+            assert_eq!(&*client.receive().unwrap(), b"a question");
+        });
+    });
+    let mut server = loop {
+        match listener.accept(PATIENCE).await {
+            Ok(server) => break server,
+            Err(AcceptError::Client { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let question = server.receive().await.unwrap();
+    server.send(&question).await.unwrap();
+    beside.await.unwrap();
 }
 
 #[tokio::test]

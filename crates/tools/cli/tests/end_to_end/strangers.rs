@@ -1,78 +1,19 @@
-//! Strangers at the listeners of the commands. `beside_strangers` opens connections of all kinds that never become
-//! clients, and checks that an honest client is served meanwhile.
+//! Strangers at the listeners of the commands. Each test checks that an honest client is served beside them.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_exchange::setup;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use doorbell_testing::strangers;
 
 use crate::command::{PATIENCE, Running, doorbell, measuring};
 use crate::counters::World;
 use crate::study::Scratch;
 
-/// Number of strangers of each kind that stays connected.
-const OF_A_KIND: usize = 16;
-
-/// Number of strangers that connect at the same time.
-const CROWD: usize = 1000;
-
-/// Pause between two bytes of a stranger that sends slowly.
-const DRIP: Duration = Duration::from_millis(20);
-
-/// Runs an honest client beside strangers that stay connected, send slowly, send too much, or connect at the same time.
+/// Runs an honest client beside strangers. Half and whole greetings of sessions are among their first bytes.
 fn beside_strangers(address: &str, honest: impl FnOnce()) {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("a process may raise its own limit");
-    let connect = || TcpStream::connect(address).expect("the server listens");
-    let hello = setup::hello(&[]);
-    let kinds: [&[u8]; 7] = [
-        b"",                       // silent
-        &[b'x'; 63 << 10],         // greedy
-        b"GET / HTTP/1.0\r\n\r\n", // nonsense
-        b"{\"rank\":1,\"ranks\":", // half a line
-        &hello[..9],               // half a greeting
-        &hello,                    // greets and stays
-        b"\0\0\0\0\n\n\n\n",
-    ];
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let mut staying = Vec::new();
-        for stranger in (0..OF_A_KIND).flat_map(|_| kinds) {
-            let mut stream = connect();
-            // Ignore an error: the listener may have rejected the stranger before it has sent everything.
-            let _ = stream.write_all(stranger);
-            staying.push(stream);
-        }
-        let mut dripping: Vec<TcpStream> = (0..OF_A_KIND).map(|_| connect()).collect();
-        let over = &is_over;
-        scope.spawn(move || {
-            while !over.load(Ordering::Relaxed) {
-                dripping.iter_mut().for_each(|stream| drop(stream.write_all(b"D")));
-                std::thread::sleep(DRIP);
-            }
-        });
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                for said in kinds {
-                    let _ = TcpStream::connect(address).map(|mut stream| stream.write_all(said));
-                }
-                std::thread::sleep(DRIP);
-            }
-        });
-        // Before a failure is reported, disconnect the strangers and end their threads.
-        let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect()).collect();
-            honest();
-        }));
-        is_over.store(true, Ordering::Relaxed);
-        drop(staying);
-        if let Err(panic) = served {
-            std::panic::resume_unwind(panic);
-        }
-    });
+    strangers::beside(address, &setup::hello(&[]), honest);
 }
 
 fn with_token(arguments: &str) -> std::process::Command {
