@@ -6,17 +6,21 @@
 //! passed. [`Admission`] does no IO; [`Lobby`] does the IO. An [`Opening`] checks the first bytes of one visitor: a
 //! token, or the beginning of the service's protocol if the service has no token.
 //!
-//! A visitor cannot delay other visitors. Reads from a visitor and writes to a visitor do not block. The input of a
-//! visitor and its total time are bounded, even if the visitor keeps sending bytes.
+//! A visitor cannot delay other visitors. Arrivals and visitors take turns, one at a time. Reads from a visitor and
+//! writes to a visitor do not block. The input of a visitor and its total time are bounded, even if the visitor keeps
+//! sending bytes.
 
 mod clients;
 mod lobby;
+mod openings;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use clients::{Client, Clients, Note};
-pub use lobby::{Event, Hello, Line, LineError, Lobby, Step, Why};
+pub use lobby::{Event, Lobby, Step, Why};
+pub use openings::{Hello, Line, LineError};
 
 /// Result of checking the next bytes of an opening.
 #[derive(Debug)]
@@ -58,8 +62,8 @@ pub struct Limits {
     pub visitors: usize,
     /// Maximum time from the arrival of a visitor to the end of its opening.
     pub total: Duration,
-    /// Silence after which a visitor may be evicted to make room for a new visitor. An honest visitor sends its next
-    /// bytes within a round trip.
+    /// Silence after which a visitor may be evicted to make room for a new visitor. A visitor is silent while it
+    /// completes no step of its opening. An honest visitor completes its next step within a round trip.
     pub patience: Duration,
 }
 
@@ -69,36 +73,45 @@ impl Default for Limits {
     }
 }
 
+/// Number of times that a ready visitor lets visitors with later steps go first.
+const PASSES: u32 = 8;
+
 /// Number of a visitor. All visitors of a listener have different numbers.
 pub type Number = u64;
+
+/// Progress of a visitor in one turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The visitor has sent nothing.
+    Nothing,
+    /// The visitor has sent bytes that complete no step of its opening.
+    Bytes,
+    /// The visitor has completed a step of its opening.
+    Step,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Visitor {
     until: Duration,
-    /// Time at which the visitor last sent bytes, or at which it arrived if it has sent no bytes.
-    heard: Duration,
-    /// Number of steps of the opening that the visitor has completed.
-    steps: u32,
-    /// Number of the visitor's turns that completed no step of the opening.
+    /// Time at which the visitor last completed a step of the opening, or at which it arrived. Single bytes are no
+    /// step: otherwise, a visitor that sends slowly could keep its place.
+    stepped: Duration,
+    /// Number of the visitor's turns that read bytes and completed no step of the opening.
     fruitless: u32,
+    /// Number of times that the visitor was ready and another visitor was chosen.
+    passes: u32,
     is_dismissed: bool,
-}
-
-/// Result of adding a visitor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
-    /// Number of the new visitor.
-    pub number: Number,
-    /// Visitor that was evicted to make room for the new visitor. The caller must disconnect the evicted visitor.
-    pub evicted: Option<Number>,
+    /// Whether a dismissed visitor has got its last bytes.
+    is_answered: bool,
 }
 
 /// State of a listener's visitors, without their streams. All times are relative to one instant that the caller
 /// chooses.
 ///
-/// The caller checks [`has_place`](Self::has_place) before each [`arrive`](Self::arrive). The caller handles the
-/// visitor that [`choose`](Self::choose) returns, and reports the result by [`heard`](Self::heard). By
-/// [`leave`](Self::leave), the caller removes visitors that are admitted, gone or [`expired`](Self::expired).
+/// Before each [`arrive`](Self::arrive), the caller checks [`has_place`](Self::has_place), and removes the visitor that
+/// [`in_the_way`](Self::in_the_way) returns. The caller handles the visitor that [`choose`](Self::choose) returns, and
+/// reports the result by [`heard`](Self::heard). By [`leave`](Self::leave), the caller removes visitors that are
+/// admitted, gone or [`expired`](Self::expired).
 #[derive(Debug)]
 pub struct Admission {
     limits: Limits,
@@ -117,22 +130,29 @@ impl Admission {
         self.limits.total = total;
     }
 
-    /// Returns the visitor to evict first: a dismissed visitor, or otherwise the visitor that has been silent for the
-    /// longest time.
+    /// Returns the visitor to evict first: a visitor that has got its last bytes, or otherwise the visitor that has
+    /// been silent for the longest time.
     fn longest_silent(&self) -> Option<(Number, Visitor)> {
-        let by_silence = |(number, visitor): &(Number, Visitor)| (!visitor.is_dismissed, visitor.heard, *number);
+        let by_silence = |(number, visitor): &(Number, Visitor)| (!visitor.is_answered, visitor.stepped, *number);
         self.visitors.iter().map(|(number, visitor)| (*number, *visitor)).min_by_key(by_silence)
+    }
+
+    /// Returns whether the maximum number of visitors exists.
+    fn is_full(&self) -> bool {
+        self.visitors.len() >= self.limits.visitors
+    }
+
+    /// Returns the time at which the longest silent visitor may be evicted.
+    fn evictable_at(&self) -> Option<Duration> {
+        self.longest_silent().map(|(_, visitor)| match visitor.is_answered {
+            true => Duration::ZERO,
+            false => visitor.stepped.saturating_add(self.limits.patience),
+        })
     }
 
     /// Returns the time at which a new visitor can be added. Until then, new connections wait in the kernel's queue.
     pub fn place_at(&self) -> Duration {
-        if self.visitors.len() < self.limits.visitors {
-            return Duration::ZERO;
-        }
-        match self.longest_silent() {
-            Some((_, visitor)) if !visitor.is_dismissed => visitor.heard.saturating_add(self.limits.patience),
-            _ => Duration::ZERO,
-        }
+        if self.is_full() { self.evictable_at().unwrap_or_default() } else { Duration::ZERO }
     }
 
     /// Returns whether a new visitor can be added now.
@@ -140,54 +160,65 @@ impl Admission {
         self.place_at() <= now
     }
 
-    /// Adds a visitor. If the maximum number of visitors exists, first evicts a visitor as [`evict`](Self::evict) does.
-    pub fn arrive(&mut self, now: Duration) -> Arrival {
-        let evicted = if self.visitors.len() >= self.limits.visitors { self.evict() } else { None };
+    /// Returns the visitor that must leave before a new visitor can be added. `None` if there is room.
+    pub fn in_the_way(&self) -> Option<Number> {
+        self.longest_silent().filter(|_| self.is_full()).map(|(number, _)| number)
+    }
+
+    /// Adds a visitor, and returns its number.
+    pub fn arrive(&mut self, now: Duration) -> Number {
         let until = now.saturating_add(self.limits.total);
-        let visitor = Visitor { until, heard: now, steps: 0, fruitless: 0, is_dismissed: false };
+        let visitor = Visitor { until, stepped: now, fruitless: 0, passes: 0, is_dismissed: false, is_answered: false };
         let number = self.next;
         self.next += 1;
         self.visitors.insert(number, visitor);
-        Arrival { number, evicted }
+        number
     }
 
-    /// Removes a dismissed visitor, or otherwise the visitor that has been silent for the longest time. Returns its
-    /// number.
-    pub fn evict(&mut self) -> Option<Number> {
+    /// Returns the visitor to evict if the process has no descriptor for a new visitor. `None` if no visitor has been
+    /// silent for long enough.
+    pub fn dispensable(&self, now: Duration) -> Option<Number> {
         let (number, _) = self.longest_silent()?;
-        self.leave(number);
-        Some(number)
+        self.evictable_at().filter(|&at| at <= now).map(|_| number)
     }
 
     /// Returns the next visitor to handle, among those whose streams are ready.
     ///
     /// Visitors with fewer turns that completed no step go first. Among visitors with an equal number of such turns,
-    /// the visitor with more completed steps goes first. An honest visitor therefore waits for at most one other
-    /// visitor, regardless of the number of visitors that send single bytes.
-    pub fn choose(&self, ready: impl IntoIterator<Item = Number>) -> Option<Number> {
-        let rank = |number: &Number| {
-            let visitor = self.visitors.get(number)?;
-            Some((visitor.is_dismissed, visitor.fruitless, u32::MAX - visitor.steps, visitor.heard, *number))
-        };
-        ready.into_iter().filter_map(|number| Some((rank(&number)?, number))).min().map(|(_, number)| number)
+    /// the visitor with the latest step goes first. An honest client has always just arrived or completed a step, so
+    /// visitors that speak after a silence do not delay it. A visitor that was passed over eight times precedes those,
+    /// so that a flood of new visitors does not delay it either.
+    pub fn choose(&mut self, ready: impl IntoIterator<Item = Number>) -> Option<Number> {
+        let mut first = None;
+        for number in ready {
+            let Some(visitor) = self.visitors.get_mut(&number) else { continue };
+            let age = (visitor.stepped, number);
+            // `Ok` precedes `Err`.
+            let order = if visitor.passes < PASSES { Err(Reverse(age)) } else { Ok(age) };
+            visitor.passes = visitor.passes.saturating_add(1);
+            first = first.into_iter().chain([(visitor.is_dismissed, visitor.fruitless, order, number)]).min();
+        }
+        let (.., number) = first?;
+        self.visitors.get_mut(&number)?.passes = 0;
+        Some(number)
     }
 
-    /// Records that the caller has handled bytes of a visitor, and whether these bytes completed a step of the opening.
-    pub fn heard(&mut self, number: Number, now: Duration, has_completed_step: bool) {
+    /// Records the progress of a visitor in its turn.
+    pub fn heard(&mut self, number: Number, now: Duration, progress: Progress) {
         if let Some(visitor) = self.visitors.get_mut(&number) {
-            visitor.heard = now;
-            match has_completed_step {
-                true => visitor.steps = visitor.steps.saturating_add(1),
-                false => visitor.fruitless = visitor.fruitless.saturating_add(1),
+            match progress {
+                Progress::Nothing => {}
+                Progress::Bytes => visitor.fruitless = visitor.fruitless.saturating_add(1),
+                Progress::Step => visitor.stepped = now,
             }
         }
     }
 
-    /// Records that the listener will not serve a visitor. The visitor stays until it has received its last bytes, and
-    /// is evicted before all other visitors.
-    pub fn dismiss(&mut self, number: Number) {
+    /// Records that the listener will not serve a visitor. The visitor stays until it has received its last bytes.
+    /// Visitors that have received these bytes (`is_answered`) are evicted before all other visitors.
+    pub fn dismiss(&mut self, number: Number, is_answered: bool) {
         if let Some(visitor) = self.visitors.get_mut(&number) {
-            visitor.is_dismissed = true;
+            (visitor.is_dismissed, visitor.is_answered) = (true, is_answered);
         }
     }
 
@@ -239,19 +270,27 @@ mod tests {
 
     fn full(at: u64) -> Admission {
         let mut admission = Admission::new(LIMITS);
-        (at..at + 4).for_each(|at| assert_eq!(admission.arrive(ms(at)).evicted, None));
+        (at..at + 4).for_each(|at| assert_eq!(arrive(&mut admission, at), None));
         admission
+    }
+
+    /// Adds a visitor, and returns the visitor that was evicted for it.
+    fn arrive(admission: &mut Admission, at: u64) -> Option<Number> {
+        assert!(admission.has_place(ms(at)));
+        let evicted = admission.in_the_way();
+        evicted.into_iter().for_each(|number| admission.leave(number));
+        admission.arrive(ms(at));
+        evicted
     }
 
     #[test]
     fn the_total_time_of_a_visitor_is_bounded() {
         let mut admission = Admission::new(LIMITS);
-        let Arrival { number, evicted } = admission.arrive(ms(0));
-        assert_eq!(evicted, None);
+        let number = admission.arrive(ms(0));
         for at in (0..10_000).step_by(50) {
             assert!(!admission.is_over(number, ms(at)));
             assert_eq!(admission.deadline(), Some(ms(10_000)));
-            admission.heard(number, ms(at), at % 100 == 0);
+            admission.heard(number, ms(at), if at % 100 == 0 { Progress::Step } else { Progress::Bytes });
         }
         assert_eq!(admission.expired(ms(10_000)).collect::<Vec<_>>(), [number]);
         admission.leave(number);
@@ -261,36 +300,68 @@ mod tests {
     #[test]
     fn the_longest_silent_visitor_is_evicted_first() {
         let mut admission = full(0);
-        admission.heard(0, ms(60), true);
+        admission.heard(0, ms(60), Progress::Step);
         // An honest visitor needs a round trip, so no visitor is evicted before it was silent for 100 ms.
         assert_eq!(admission.place_at(), ms(101));
-        assert!(!admission.has_place(ms(100)) && admission.has_place(ms(101)));
-        assert_eq!(admission.arrive(ms(101)), Arrival { number: 4, evicted: Some(1) });
+        assert!(!admission.has_place(ms(100)) && admission.dispensable(ms(100)).is_none());
+        assert_eq!(admission.dispensable(ms(101)), Some(1));
+        assert_eq!(arrive(&mut admission, 101), Some(1));
         assert_eq!(admission.place_at(), ms(102));
-        assert_eq!(admission.arrive(ms(102)).evicted, Some(2));
-        // A visitor that sends bytes without completing a step is not silent, but its total time is still bounded.
-        admission.heard(3, ms(150), false);
-        assert_eq!(admission.evict(), Some(0));
-        // A dismissed visitor is evicted before all other visitors, without a minimum silence.
-        assert_eq!(admission.arrive(ms(151)).evicted, None);
-        admission.dismiss(4);
-        assert!(admission.has_place(ms(151)));
-        assert_eq!(admission.arrive(ms(151)).evicted, Some(4));
+        assert_eq!(arrive(&mut admission, 102), Some(2));
         assert_eq!(admission.len(), 4);
     }
 
+    /// In each turn, a new visitor is ready too. The first visitor still has its turn.
     #[test]
-    fn honest_visitors_are_served_before_dripping_ones() {
+    fn a_flood_of_new_visitors_passes_none_over_for_ever() {
+        let mut admission = Admission::new(Limits { visitors: 250, ..LIMITS });
+        let first = admission.arrive(ms(0));
+        let turns = (1..250).take_while(|&at| {
+            let newest = admission.arrive(ms(at));
+            admission.choose([first, newest]) != Some(first)
+        });
+        assert_eq!(turns.count(), PASSES as usize);
+    }
+
+    /// Four visitors send single bytes at short intervals. A new visitor still finds a place after the patience.
+    #[test]
+    fn dripping_visitors_keep_no_place() {
         let mut admission = full(0);
-        let (dripping, greeted, honest, silent) = (0, 1, 2, 3);
-        admission.heard(dripping, ms(5), false);
-        admission.heard(greeted, ms(5), true);
-        admission.heard(greeted, ms(6), false);
-        assert_eq!(admission.choose([dripping, greeted, honest]), Some(honest));
-        admission.heard(honest, ms(7), true);
+        for at in (10..200).step_by(10) {
+            (0..4).for_each(|number| admission.heard(number, ms(at), Progress::Bytes));
+        }
+        assert_eq!(admission.place_at(), ms(100));
+        assert_eq!(arrive(&mut admission, 200), Some(0));
+    }
+
+    /// A visitor that has got its answer, and does not close its connection, makes room at once. A visitor whose
+    /// answer is on its way stays.
+    #[test]
+    fn answered_visitors_make_room_first() {
+        let mut admission = full(0);
+        admission.dismiss(1, false);
+        assert_eq!(admission.place_at(), ms(100));
+        admission.dismiss(3, true);
+        assert_eq!((admission.place_at(), admission.in_the_way()), (ms(0), Some(3)));
+        assert_eq!(arrive(&mut admission, 4), Some(3));
+        assert_eq!(admission.place_at(), ms(100));
+        admission.dismiss(1, true);
+        assert_eq!(arrive(&mut admission, 5), Some(1));
+    }
+
+    #[test]
+    fn honest_visitors_are_served_before_dripping_and_silent_ones() {
+        let mut admission = full(0);
+        let (dripping, greeted, silent, honest) = (0, 1, 2, 3);
+        admission.heard(dripping, ms(5), Progress::Bytes);
+        admission.heard(greeted, ms(5), Progress::Step);
+        admission.heard(honest, ms(6), Progress::Nothing);
+        assert_eq!(admission.choose([dripping, silent, honest]), Some(honest));
+        admission.heard(honest, ms(7), Progress::Step);
+        // All visitors speak at the same time, some of them for the first time.
         assert_eq!(admission.choose([dripping, silent, honest, greeted]), Some(honest));
-        assert_eq!(admission.choose([dripping, greeted]), Some(greeted));
-        admission.dismiss(greeted);
+        assert_eq!(admission.choose([dripping, greeted, silent]), Some(greeted));
+        admission.dismiss(greeted, true);
         assert_eq!(admission.choose([greeted, dripping]), Some(dripping));
         assert_eq!(admission.choose([99]), None);
     }
@@ -304,6 +375,7 @@ mod tests {
         let mut arrived = 0;
         while arrived < 1000 {
             if admission.has_place(now) {
+                admission.in_the_way().into_iter().for_each(|number| admission.leave(number));
                 admission.arrive(now);
                 arrived += 1;
             } else {

@@ -12,11 +12,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{Backlog, listen};
 
-use super::{Admission, Arrival, Limits, Number, Opening, Verdict};
-use crate::setup::{self, EndpointDescription, Parsed, SetupError};
+use super::{Admission, Limits, Number, Opening, Progress, Verdict};
 
-/// Maximum number of bytes that one turn of a visitor reads.
-const PIECE: usize = 4096;
+/// Maximum number of bytes that one turn of a visitor reads. The longest step of an opening takes few turns.
+const PIECE: usize = 64 << 10;
 
 /// Maximum number of bytes that the lobby reads from a dismissed visitor and drops. If these bytes stayed unread, the
 /// kernel would reset the connection, and the visitor could not read the reason of its dismissal.
@@ -106,6 +105,11 @@ pub struct Lobby<O> {
     begun: Instant,
     is_listening: bool,
     paused_until: Option<Duration>,
+    /// Whether the lobby looks for an arrival before it looks for a ready visitor. Both take turns, so that neither a
+    /// flood of connections nor visitors that are always ready can keep a client waiting.
+    is_arrivals_turn: bool,
+    /// Address of an evicted visitor that the lobby has not reported yet.
+    evicted: Option<SocketAddr>,
     piece: Box<[u8]>,
     /// Addresses of visitors, in the order in which the lobby handled the visitors.
     #[cfg(test)]
@@ -126,8 +130,7 @@ struct Guest<O> {
 
 /// Outcome of a visitor's turn.
 enum Turn<O: Opening> {
-    /// The visitor stays. The flag is true if the visitor has completed a step.
-    Stays(bool),
+    Stays(Progress),
     Dismissed(Option<O::Refusal>),
     Admitted(O::Admitted),
     Gone(Option<io::Error>),
@@ -164,6 +167,8 @@ impl<O: Opening> Lobby<O> {
             begun: Instant::now(),
             is_listening: true,
             paused_until: None,
+            is_arrivals_turn: false,
+            evicted: None,
             piece: vec![0; PIECE].into(),
             #[cfg(test)]
             handled: Vec::new(),
@@ -213,6 +218,9 @@ impl<O: Opening> Lobby<O> {
     ///
     /// Returns the errors of [`next`](Self::next).
     pub fn step(&mut self) -> io::Result<Step<O::Admitted, O::Refusal>> {
+        if let Some(from) = self.evicted.take() {
+            return Ok(Step::Event(Event::Refused { from, why: Why::Evicted }));
+        }
         let now = self.begun.elapsed();
         let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
         // A visitor with unread bytes gets one more turn, even if its deadline passed while the caller was busy.
@@ -220,13 +228,13 @@ impl<O: Opening> Lobby<O> {
         if let Some(number) = expired {
             return Ok(Step::handled(self.part(number, Why::Deadline(self.limits.total))));
         }
-        if let Some(number) = self.admission.choose(ready) {
-            return Ok(Step::handled(self.turn(number, now)));
+        let chosen = if has_arrival && self.is_arrivals_turn { None } else { self.admission.choose(ready) };
+        self.is_arrivals_turn = chosen.is_some();
+        match (chosen, has_arrival) {
+            (Some(number), _) => Ok(Step::handled(self.turn(number, now))),
+            (None, true) => Ok(Step::handled(self.handle_arrival(now)?)),
+            (None, false) => Ok(Step::Idle),
         }
-        if has_arrival {
-            return Ok(Step::handled(self.accept(now)?));
-        }
-        Ok(Step::Idle)
     }
 
     /// Returns the time at which [`step`](Self::step) has work even if no stream is ready.
@@ -275,6 +283,28 @@ impl<O: Opening> Lobby<O> {
         Ok((ready, has_arrival))
     }
 
+    /// Accepts a connection. If there is no room, first evicts a visitor.
+    fn handle_arrival(&mut self, now: Duration) -> io::Result<Option<Event<O::Admitted, O::Refusal>>> {
+        if let Some(number) = self.admission.in_the_way() {
+            // The token of this visitor may have just arrived, so the visitor gets a last turn.
+            let event = self.turn(number, now);
+            let is_silent = self.admission.in_the_way() == Some(number) && self.admission.has_place(now);
+            match event {
+                None if is_silent => self.evict(number),
+                None if self.admission.in_the_way().is_none() => {} // the visitor is gone
+                event => return Ok(event),
+            }
+        }
+        self.accept(now)
+    }
+
+    /// Removes a visitor to make room. The next call of [`step`](Self::step) reports it.
+    fn evict(&mut self, number: Number) {
+        self.admission.leave(number);
+        let guest = self.guests.remove(&number).filter(|guest| guest.opening.is_some());
+        self.evicted = guest.map(|guest| guest.from);
+    }
+
     /// Accepts one connection and handles the new visitor for the first time: an honest client has often sent its first
     /// bytes already.
     fn accept(&mut self, now: Duration) -> io::Result<Option<Event<O::Admitted, O::Refusal>>> {
@@ -286,8 +316,8 @@ impl<O: Opening> Lobby<O> {
                 }
                 _ => {
                     // The process may have no descriptor left. An evicted visitor frees one.
-                    if let Some(number) = self.admission.evict() {
-                        self.guests.remove(&number);
+                    if let Some(number) = self.admission.dispensable(now) {
+                        self.evict(number);
                     }
                     self.paused_until = Some(now + PAUSE);
                     return Err(error);
@@ -299,8 +329,7 @@ impl<O: Opening> Lobby<O> {
             return Ok(None); // the visitor is gone
         }
         let _ = stream.set_nodelay(true); // without this option, the visitor is only slower
-        let Arrival { number, evicted } = self.admission.arrive(now);
-        let evicted = evicted.and_then(|number| self.remove(number, Why::Evicted));
+        let number = self.admission.arrive(now);
         // A listener for both address families sees IPv4 addresses as mapped IPv6 addresses, so convert them to IPv4.
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         if let Err(error) = self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number)) {
@@ -310,8 +339,7 @@ impl<O: Opening> Lobby<O> {
         let opening = Some(self.opening.clone());
         let guest = Guest { stream, from, name: from.to_string(), opening, output: Vec::new(), dropped: 0 };
         self.guests.insert(number, guest);
-        // If an eviction must be reported, the next call handles the new visitor for the first time.
-        Ok(if evicted.is_some() { evicted } else { self.turn(number, now) })
+        Ok(self.turn(number, now))
     }
 
     /// Handles a visitor whose stream may be ready.
@@ -329,16 +357,19 @@ impl<O: Opening> Lobby<O> {
             }
         }
         match turn {
-            Turn::Stays(has_completed_step) => {
-                self.admission.heard(number, now, has_completed_step);
+            Turn::Stays(progress) => {
+                self.admission.heard(number, now, progress);
+                if guest.opening.is_none() {
+                    self.admission.dismiss(number, !is_writing);
+                }
                 match self.admission.is_over(number, now) {
                     true => self.part(number, Why::Deadline(self.limits.total)),
                     false => None,
                 }
             }
             Turn::Dismissed(why) => {
-                self.admission.heard(number, now, true);
-                self.admission.dismiss(number);
+                self.admission.heard(number, now, Progress::Step);
+                self.admission.dismiss(number, !is_writing);
                 why.map(|why| Event::Refused { from: guest.from, why: Why::Refused(why) })
             }
             Turn::Gone(None) => {
@@ -363,10 +394,6 @@ impl<O: Opening> Lobby<O> {
     /// Removes a visitor and returns the event of its rejection. Returns `None` if the visitor was already dismissed.
     fn part(&mut self, number: Number, why: Why<O::Refusal>) -> Option<Event<O::Admitted, O::Refusal>> {
         self.admission.leave(number);
-        self.remove(number, why)
-    }
-
-    fn remove(&mut self, number: Number, why: Why<O::Refusal>) -> Option<Event<O::Admitted, O::Refusal>> {
         let guest = self.guests.remove(&number)?;
         guest.opening.is_some().then_some(Event::Refused { from: guest.from, why })
     }
@@ -397,11 +424,11 @@ impl<O: Opening> Guest<O> {
 
     /// Reads only up to the end of the opening. The protocol after the opening reads the remaining bytes.
     fn read(&mut self, piece: &mut [u8]) -> Turn<O> {
-        let Some(opening) = self.opening.as_mut() else { return Turn::Stays(false) };
+        let Some(opening) = self.opening.as_mut() else { return Turn::Stays(Progress::Nothing) };
         let there = match self.stream.peek(piece) {
             Ok(0) => return Turn::Gone(Some(io::ErrorKind::UnexpectedEof.into())),
             Ok(there) => there,
-            Err(error) if is_for_later(&error) => return Turn::Stays(false),
+            Err(error) if is_for_later(&error) => return Turn::Stays(Progress::Nothing),
             Err(error) => return Turn::Gone(Some(error)),
         };
         let (used, verdict) = opening.hear(&self.name, &piece[..there]);
@@ -409,12 +436,12 @@ impl<O: Opening> Guest<O> {
             return Turn::Gone(Some(error));
         }
         match verdict {
-            Verdict::Continue => Turn::Stays(false),
+            Verdict::Continue => Turn::Stays(Progress::Bytes),
             Verdict::Admit(admitted) => Turn::Admitted(admitted),
             Verdict::Reply(reply) => {
                 self.output = reply;
                 match self.write() {
-                    Turn::Stays(_) => Turn::Stays(true),
+                    Turn::Stays(_) => Turn::Stays(Progress::Step),
                     turn => turn,
                 }
             }
@@ -446,12 +473,12 @@ impl<O: Opening> Guest<O> {
                 self.output.clear();
                 Turn::Gone(Some(error))
             }
-            Err(_) => Turn::Stays(rest.len() < output.len()),
+            Err(_) => Turn::Stays(Progress::Bytes),
             Ok(()) => {
                 if self.opening.is_none() {
                     let _ = self.stream.shutdown(Shutdown::Write); // the peer may have closed the stream before
                 }
-                Turn::Stays(true)
+                Turn::Stays(Progress::Bytes)
             }
         }
     }
@@ -463,9 +490,9 @@ impl<O: Opening> Guest<O> {
             Ok(0) => Turn::Gone(None),
             Ok(count) => {
                 self.dropped += count;
-                if self.dropped > DROPPED_MAX { Turn::Gone(None) } else { Turn::Stays(false) }
+                if self.dropped > DROPPED_MAX { Turn::Gone(None) } else { Turn::Stays(Progress::Bytes) }
             }
-            Err(error) if is_for_later(&error) => Turn::Stays(false),
+            Err(error) if is_for_later(&error) => Turn::Stays(Progress::Nothing),
             Err(_) => Turn::Gone(None),
         }
     }
@@ -473,89 +500,6 @@ impl<O: Opening> Guest<O> {
 
 fn is_for_later(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
-/// Collector of the bytes of a line that arrives in pieces.
-#[derive(Clone, Debug)]
-pub struct Line {
-    bytes: Vec<u8>,
-    most: usize,
-}
-
-/// Error for a line that is too long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a line is longer than {0} B, the maximum")]
-pub struct LineError(
-    /// Maximum number of bytes of a line.
-    pub usize,
-);
-
-impl Line {
-    /// Makes an empty line of at most `most` bytes.
-    pub fn new(most: usize) -> Self {
-        Self { bytes: Vec::new(), most }
-    }
-
-    /// Takes the next bytes up to the end of the line. Returns the number of taken bytes, and the line without its
-    /// newline once the line is complete.
-    ///
-    /// # Errors
-    ///
-    /// The line is too long.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<(usize, Option<Vec<u8>>), LineError> {
-        let end = bytes.iter().position(|&byte| byte == b'\n');
-        let content = &bytes[..end.unwrap_or(bytes.len())];
-        if self.bytes.len() + content.len() > self.most {
-            self.bytes = Vec::new();
-            return Err(LineError(self.most));
-        }
-        self.bytes.extend_from_slice(content);
-        Ok(match end {
-            Some(end) => (end + 1, Some(mem::take(&mut self.bytes))),
-            None => (bytes.len(), None),
-        })
-    }
-}
-
-/// The opening of a listener whose visitors send a hello with endpoint descriptions, in the format of
-/// [`setup::exchange`].
-#[derive(Clone, Debug)]
-pub struct Hello {
-    bytes: Vec<u8>,
-    count: usize,
-}
-
-impl Hello {
-    /// Makes an opening that expects `count` descriptions in the hello.
-    pub fn new(count: usize) -> Self {
-        Self { bytes: Vec::new(), count }
-    }
-}
-
-impl Opening for Hello {
-    type Admitted = Vec<EndpointDescription>;
-    type Refusal = SetupError;
-
-    fn hear(&mut self, peer: &str, bytes: &[u8]) -> (usize, Verdict<Self::Admitted, SetupError>) {
-        let mut rest = bytes;
-        loop {
-            match setup::parse(peer, &self.bytes, self.count) {
-                Err(why) => {
-                    // A peer of another release gets a hello, which contains the version of this side.
-                    let is_other = matches!(why, SetupError::Version { .. });
-                    let reply = if is_other { setup::hello(&[]) } else { Vec::new() };
-                    return (bytes.len() - rest.len(), Verdict::Dismiss { reply, why: Some(why) });
-                }
-                Ok(Parsed::Complete(theirs)) => return (bytes.len() - rest.len(), Verdict::Admit(theirs)),
-                Ok(Parsed::Incomplete(_)) if rest.is_empty() => return (bytes.len(), Verdict::Continue),
-                Ok(Parsed::Incomplete(more)) => {
-                    let (taken, after) = rest.split_at(more.min(rest.len()));
-                    self.bytes.extend_from_slice(taken);
-                    rest = after;
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]

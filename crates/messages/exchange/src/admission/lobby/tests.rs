@@ -1,5 +1,8 @@
+use doorbell_testing::strangers;
+
 use super::*;
-use crate::setup::hello;
+use crate::admission::{Hello, Line};
+use crate::setup::{SetupError, hello};
 
 /// Time limit of one step of a test, longer than any step takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -50,10 +53,13 @@ fn said(bytes: &[u8], lobby: &Lobby<TwoLines>) -> TcpStream {
 /// Handles visitors until no work is left.
 fn settle(lobby: &mut Lobby<TwoLines>) -> Vec<Event<Vec<u8>, String>> {
     let mut events = Vec::new();
-    while let Some(event) = lobby.next(Some(Instant::now())).unwrap() {
-        events.push(event);
+    loop {
+        match lobby.step().unwrap() {
+            Step::Event(event) => events.push(event),
+            Step::Handled => {}
+            Step::Idle => return events,
+        }
     }
-    events
 }
 
 /// Handles visitors until a visitor is admitted. Returns the stream and the address of the admitted visitor.
@@ -73,37 +79,108 @@ fn read(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     heard
 }
 
-/// Other visitors send no bytes, half a line, many bytes, or a valid beginning, and stay connected. Between two steps
-/// of an honest client, the lobby handles at most one other visitor.
+type Stepped = Step<Vec<u8>, String>;
+
+/// Strangers of all kinds, of which the first ones never stop to send.
+struct Crowd {
+    kinds: Vec<Vec<u8>>,
+    sending: Vec<TcpStream>,
+    staying: Vec<TcpStream>,
+    /// Number of strangers that have connected after the first ones.
+    connected: usize,
+}
+
+impl Crowd {
+    fn new(lobby: &mut Lobby<TwoLines>) -> Self {
+        let kinds = strangers::kinds(b"token\n");
+        let sending: Vec<_> = (0..48).map(|number| said(&kinds[number % kinds.len()], lobby)).collect();
+        let until = Instant::now() + PATIENCE;
+        while lobby.admission.len() < sending.len()
+            || lobby.guests.values().any(|guest| guest.stream.peek(&mut [0]).is_ok())
+        {
+            assert!(Instant::now() < until);
+            settle(lobby);
+        }
+        Self { kinds, sending, staying: Vec::new(), connected: 0 }
+    }
+
+    /// Steps the lobby until `is_over`. Before each step, a new stranger connects, and the others send a byte. Returns
+    /// the number of strangers that the lobby handled, and the last step.
+    fn handled_until(
+        &mut self,
+        lobby: &mut Lobby<TwoLines>,
+        own: SocketAddr,
+        is_over: impl Fn(&Lobby<TwoLines>, &Stepped) -> bool,
+    ) -> (usize, Stepped) {
+        lobby.handled.clear();
+        for _ in 0..100 {
+            self.sending.iter_mut().for_each(|stream| stream.write_all(b"y").unwrap());
+            self.staying.push(said(&self.kinds[self.connected % self.kinds.len()], lobby));
+            self.connected += 1;
+            let step = lobby.step().unwrap();
+            if is_over(lobby, &step) {
+                return (lobby.handled.iter().filter(|&&from| from != own).count(), step);
+            }
+        }
+        panic!("100 steps did not handle the client, but {} strangers", lobby.handled.len());
+    }
+}
+
+/// Strangers flood the lobby with connections and bytes. Between two steps of an honest client, the lobby handles at
+/// most one of them. The arrival of the client is its first step.
 #[test]
 fn an_honest_client_waits_for_at_most_one_stranger_per_step() {
-    let mut lobby = lobby(Limits::default());
-    let kinds: [&[u8]; 4] = [b"", b"half a", &[b'x'; 60 << 10], b"token\nhalf"];
-    let mut strangers: Vec<TcpStream> = (0..48).map(|number| said(kinds[number % 4], &lobby)).collect();
-    let until = Instant::now() + PATIENCE;
-    while lobby.admission.len() < strangers.len()
-        || lobby.guests.values().any(|guest| guest.stream.peek(&mut [0]).is_ok())
-    {
-        assert!(Instant::now() < until && settle(&mut lobby).is_empty());
+    let mut lobby = lobby(Limits { total: PATIENCE, ..Limits::default() });
+    let mut crowd = Crowd::new(&mut lobby);
+    for _ in 0..4 {
+        // The kernel's queue of connections has an order, so no other connection may be in it.
+        settle(&mut lobby);
+        crowd.staying.clear();
+        settle(&mut lobby);
+        let mut honest = connect(&lobby);
+        let own = honest.local_addr().unwrap();
+        let is_in = |lobby: &Lobby<TwoLines>, _: &Stepped| lobby.guests.values().any(|guest| guest.from == own);
+        let (before_arrival, _) = crowd.handled_until(&mut lobby, own, is_in);
+        honest.write_all(b"token\n").unwrap();
+        let is_handled = |lobby: &Lobby<TwoLines>, _: &Stepped| lobby.handled.contains(&own);
+        let (before_token, _) = crowd.handled_until(&mut lobby, own, is_handled);
+        assert_eq!(read(&mut honest, 4), b"yes\n");
+        honest.write_all(b"a line\nrest").unwrap();
+        let (before_line, step) = crowd.handled_until(&mut lobby, own, is_handled);
+        let Step::Event(Event::Admitted { mut stream, from, opening, .. }) = step else { panic!("{step:?}") };
+        assert_eq!((from, &opening[..]), (own, &b"a line"[..]));
+        assert_eq!(read(&mut stream, 4), b"rest", "bytes after the opening belong to the next protocol");
+        let between = [before_arrival, before_token, before_line];
+        assert!(between.iter().all(|&count| count <= 1), "{between:?} strangers were handled before the three steps");
     }
-    let addresses: Vec<SocketAddr> = strangers.iter().map(|stream| stream.local_addr().unwrap()).collect();
-    let mut honest = said(b"token\n", &lobby);
-    let own = honest.local_addr().unwrap();
-    lobby.handled.clear();
-    // Every other visitor sends one byte while the honest client sends its lines.
-    strangers.iter_mut().for_each(|stream| stream.write_all(b"y").unwrap());
-    while !lobby.handled.contains(&own) {
-        assert!(!matches!(lobby.step().unwrap(), Step::Event(_)));
+}
+
+/// The only place belongs to a visitor whose token arrives at the same time as another visitor.
+#[test]
+fn a_visitor_that_has_just_shown_its_token_keeps_its_place() {
+    let mut lobby = lobby(Limits { visitors: 1, patience: Duration::from_millis(1), ..Limits::default() });
+    let mut first = connect(&lobby);
+    settle(&mut lobby);
+    while !lobby.admission.has_place(lobby.begun.elapsed()) {
+        std::thread::yield_now();
     }
-    assert_eq!(read(&mut honest, 4), b"yes\n");
-    honest.write_all(b"a line\nrest").unwrap();
-    strangers.iter_mut().for_each(|stream| stream.write_all(b"y").unwrap());
-    let before = lobby.handled.len();
-    let (mut stream, from, line) = admitted(&mut lobby);
-    assert_eq!((from, &line[..]), (own, &b"a line"[..]));
-    assert_eq!(read(&mut stream, 4), b"rest", "bytes after the opening belong to the next protocol");
-    let between = lobby.handled[before..].iter().filter(|from| addresses.contains(from)).count();
-    assert!(between <= 1, "{between} strangers were handled between two steps");
+    first.write_all(b"token\n").unwrap();
+    let _second = connect(&lobby);
+    lobby.is_arrivals_turn = true;
+    assert!(matches!(lobby.step().unwrap(), Step::Handled));
+    assert_eq!(lobby.guests.values().map(|guest| guest.from).collect::<Vec<_>>(), [first.local_addr().unwrap()]);
+    assert_eq!(read(&mut first, 4), b"yes\n");
+}
+
+/// The strangers have got their answer, and do not close their connections.
+#[test]
+fn answered_strangers_hold_no_place() {
+    let mut lobby = lobby(Limits { visitors: 2, patience: Duration::MAX, ..Limits::default() });
+    let mut answered = [said(b"GET /\n", &lobby), said(b"GET /\n", &lobby)];
+    assert_eq!(settle(&mut lobby).len(), 2);
+    let honest = said(b"token\na line\n", &lobby);
+    assert_eq!(admitted(&mut lobby).1, honest.local_addr().unwrap());
+    answered.iter_mut().for_each(|stream| assert_eq!(read(stream, 3), b"no\n"));
 }
 
 #[test]
