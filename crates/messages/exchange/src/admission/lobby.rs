@@ -201,8 +201,9 @@ impl<O: Opening> Lobby<O> {
             let is_last = until.is_some_and(|until| Instant::now() >= until);
             match self.step()? {
                 Step::Event(event) => return Ok(Some(event)),
+                // The instant holds even if strangers are always ready.
+                Step::Handled | Step::Idle if is_last => return Ok(None),
                 Step::Handled => {}
-                Step::Idle if is_last => return Ok(None),
                 Step::Idle => {
                     let ends = [self.wakes_at(), until].into_iter().flatten().min();
                     let nap = ends.map(|end| end.saturating_duration_since(Instant::now()));

@@ -155,6 +155,17 @@ fn an_honest_client_waits_for_at_most_one_stranger_per_step() {
     }
 }
 
+/// Many strangers have unread bytes when the instant comes.
+#[test]
+fn a_wait_ends_beside_strangers_that_are_ready() {
+    let mut lobby = lobby(Limits { total: PATIENCE, ..Limits::default() });
+    let mut crowd = Crowd::new(&mut lobby);
+    crowd.sending.iter_mut().for_each(|stream| stream.write_all(b"y").unwrap());
+    lobby.handled.clear();
+    assert!(lobby.next(Some(Instant::now())).unwrap().is_none());
+    assert_eq!(lobby.handled.len(), 1);
+}
+
 /// The only place belongs to a visitor whose token arrives at the same time as another visitor.
 #[test]
 fn a_visitor_that_has_just_shown_its_token_keeps_its_place() {
