@@ -237,6 +237,11 @@ impl Admission {
         self.visitors.iter().filter(move |(_, visitor)| visitor.until <= now).map(|(number, _)| *number)
     }
 
+    /// Returns whether a visitor has had a turn that read bytes and completed no step.
+    pub fn is_fruitless(&self, number: Number) -> bool {
+        self.visitors.get(&number).is_some_and(|visitor| visitor.fruitless > 0)
+    }
+
     /// Returns the earliest deadline of all visitors.
     pub fn deadline(&self) -> Option<Duration> {
         self.visitors.values().map(|visitor| visitor.until).min()

@@ -224,8 +224,10 @@ impl<O: Opening> Lobby<O> {
         }
         let now = self.begun.elapsed();
         let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
-        // A visitor with unread bytes gets one more turn, even if its deadline passed while the caller was busy.
-        let expired = self.admission.expired(now).find(|number| !ready.contains(number));
+        // A visitor with unread bytes gets one more turn, even if its deadline passed while the caller was busy. A
+        // visitor that has sent bytes without a step gets none, or it could stay while others go first.
+        let has_turn = |number: &Number| ready.contains(number) && !self.admission.is_fruitless(*number);
+        let expired = self.admission.expired(now).find(|number| !has_turn(number));
         if let Some(number) = expired {
             return Ok(Step::handled(self.part(number, Why::Deadline(self.limits.total))));
         }

@@ -234,6 +234,21 @@ fn a_dripping_visitor_is_refused_in_bounded_time() {
     thread.join().unwrap();
 }
 
+/// Both visitors have unread bytes when the caller returns after their deadlines.
+#[test]
+fn a_dripping_visitor_has_no_turn_after_its_deadline() {
+    let mut lobby = lobby(Limits::default());
+    let (mut dripping, mut late) = (said(b"x", &lobby), connect(&lobby));
+    assert!(settle(&mut lobby).is_empty());
+    dripping.write_all(b"x").unwrap();
+    late.write_all(b"token\n").unwrap();
+    lobby.begun -= 2 * lobby.limits.total;
+    lobby.handled.clear();
+    let events = settle(&mut lobby);
+    assert!(events.iter().all(|event| matches!(event, Event::Refused { why: Why::Deadline(_), .. })), "{events:?}");
+    assert_eq!((events.len(), &lobby.handled[..]), (2, &[late.local_addr().unwrap()][..]));
+}
+
 #[test]
 fn a_refused_visitor_reads_the_reason_while_still_sending() {
     let mut lobby = lobby(Limits::default());
