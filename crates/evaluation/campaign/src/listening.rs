@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use doorbell_exchange::address::address_toward;
-use doorbell_exchange::admission::{Client, Clients, Note};
+use doorbell_exchange::admission::{Client, Clients, Note, Notes};
 use doorbell_verbs::Device;
 
 use doorbell_study::Failure;
@@ -20,6 +20,7 @@ pub fn serve_each(
     note: Note,
 ) -> ! {
     let mut known = HashSet::new();
+    let mut failures = Notes::new(note);
     loop {
         let Client { stream, from, opening, .. } = clients.wait();
         // A study connects again for each point, so note the address of a client only once.
@@ -30,7 +31,7 @@ pub fn serve_each(
         let served = AdmittedClient::new(stream, opening).and_then(|client| match open(toward) {
             Ok(device) => client.serve(device, terms),
             Err(error) => {
-                note(&format!("{from}: {error}"));
+                failures.say(&format!("{from}: {error}"));
                 client.refuse(&error.to_string());
                 Ok(())
             }
@@ -39,9 +40,9 @@ pub fn serve_each(
             Ok(()) => {}
             // A client may end its measurement at any time.
             Err(SessionError::Control(error)) => {
-                note(&format!("{from} went before its measurement ended: {error}"));
+                failures.say(&format!("{from} went before its measurement ended: {error}"));
             }
-            Err(error) => note(&format!("{from}: {error}")),
+            Err(error) => failures.say(&format!("{from}: {error}")),
         }
     }
 }

@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub use clients::{Client, Clients, Note};
+pub use clients::{Client, Clients, Note, Notes};
 pub use lobby::{Event, Lobby, Step, Why};
 pub use openings::{Hello, Line, LineError};
 

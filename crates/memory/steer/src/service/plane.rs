@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use doorbell_exchange::admission::{Clients, Hello, Note};
+use doorbell_exchange::admission::{Clients, Hello, Note, Notes};
 use doorbell_exchange::setup::{EndpointDescription, READY, RemoteRegion, SetupError, Timed};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::Access;
@@ -58,6 +58,8 @@ pub(crate) struct Plane {
     /// Whether the box gives each client a queue pair of its own at the node.
     pub(crate) relays: bool,
     pub(crate) note: Note,
+    /// Notes about clients that were not served.
+    refusals: Mutex<Notes>,
     pub(crate) node: Mutex<Option<Reached>>,
     /// Connections of served clients, each with the queue pair number to which the client sends. The box closes the
     /// connection of a client when the connection with the node ends, or when the client is shut out.
@@ -95,6 +97,7 @@ impl Plane {
             own,
             relays,
             note,
+            refusals: Mutex::new(Notes::new(note)),
             node: Mutex::default(),
             streams: Mutex::default(),
             next_stream: AtomicU64::new(0),
@@ -151,7 +154,7 @@ impl Plane {
 
     pub(crate) fn refused(&self, why: &dyn fmt::Display) {
         self.counts.refused.fetch_add(1, Ordering::Relaxed);
-        (self.note)(&format!("a client was not served: {why}"));
+        lock(&self.refusals).say(&format!("a client was not served: {why}"));
     }
 
     pub(crate) fn describe(&self, qpn: Qpn, psn: Psn, path_mtu: PathMtu, region: RemoteRegion) -> EndpointDescription {

@@ -18,13 +18,14 @@ const NOTES_MAX: usize = 10;
 /// Period in which at most [`NOTES_MAX`] notes are shown.
 const NOTES_TIME: Duration = Duration::from_secs(10);
 
+/// Maximum number of characters of a note.
+const NOTE_CHARS: usize = 500;
+
 /// Source of the clients of a listener. It returns a client after the client has completed the opening `O`.
 #[derive(Debug)]
 pub struct Clients<O> {
     lobby: Lobby<O>,
-    note: Note,
     notes: Notes,
-    begun: Instant,
 }
 
 /// A client that has been admitted and is to be served.
@@ -57,7 +58,7 @@ impl<O: Opening<Refusal: Display>> Clients<O> {
     /// The system refuses a descriptor for the lobby.
     pub fn with_limits(listener: TcpListener, opening: O, limits: Limits, note: Note) -> io::Result<Self> {
         let lobby = Lobby::new(listener, opening, limits)?;
-        Ok(Self { lobby, note, notes: Notes::default(), begun: Instant::now() })
+        Ok(Self { lobby, notes: Notes::new(note) })
     }
 
     /// Waits for the next client.
@@ -90,24 +91,37 @@ impl<O: Opening<Refusal: Display>> Clients<O> {
             Ok(Some(Event::Refused { from, why })) => format!("{from} was not served: {why}"),
             Err(error) => format!("a client could not be accepted: {error}"),
         };
-        match self.notes.allow(self.begun.elapsed()) {
-            Some(0) => (self.note)(&said),
-            Some(unsaid) => (self.note)(&format!("{unsaid} more visitors were not served\n{said}")),
-            None => {}
-        }
+        self.notes.say(&said);
         None
     }
 }
 
-/// Rate limit of the notes about refused visitors.
-#[derive(Debug, Default)]
-struct Notes {
+/// Notes about visitors and clients that were not served. The number of notes is limited, and each one is a short
+/// line: its text may contain words of a stranger.
+#[derive(Debug)]
+pub struct Notes {
+    note: Note,
+    begun: Instant,
     since: Duration,
     count: usize,
     unsaid: usize,
 }
 
 impl Notes {
+    /// Makes notes that `note` shows.
+    pub fn new(note: Note) -> Self {
+        Self { note, begun: Instant::now(), since: Duration::ZERO, count: 0, unsaid: 0 }
+    }
+
+    /// Shows a text, unless too many texts were shown in the last seconds.
+    pub fn say(&mut self, text: &str) {
+        match self.allow(self.begun.elapsed()) {
+            Some(0) => (self.note)(&one_line(text)),
+            Some(unsaid) => (self.note)(&format!("{unsaid} more visitors were not served\n{}", one_line(text))),
+            None => {}
+        }
+    }
+
     /// Returns the number of notes that were suppressed since the last shown note. Returns `None` if the next note
     /// must be suppressed too.
     fn allow(&mut self, now: Duration) -> Option<usize> {
@@ -123,17 +137,29 @@ impl Notes {
     }
 }
 
+/// Returns the beginning of a text without newlines. All other controls are escaped at the output.
+fn one_line(text: &str) -> String {
+    text.replace('\n', "\\u000a").chars().take(NOTE_CHARS).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn notes_about_visitors_are_few_and_count_the_others() {
-        let mut notes = Notes::default();
+        let mut notes = Notes::new(|_| {});
         let second = Duration::from_secs(1);
         assert!((0..NOTES_MAX).all(|_| notes.allow(second) == Some(0)));
         assert!((0..1000).all(|_| notes.allow(second).is_none()));
         assert_eq!(notes.allow(11 * second), Some(1000));
         assert_eq!(notes.allow(11 * second), Some(0));
+    }
+
+    /// A stranger cannot write a note of its own, nor fill a log.
+    #[test]
+    fn a_note_about_a_stranger_is_one_short_line() {
+        assert_eq!(one_line("release 1\n127.0.0.1 was served"), r"release 1\u000a127.0.0.1 was served");
+        assert_eq!(one_line(&"\n".repeat(5000)).chars().count(), NOTE_CHARS);
     }
 }
