@@ -45,9 +45,6 @@ impl AsFd for Jobs {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
-    use doorbell_wire::PathMtu;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::super::Settings;
@@ -61,17 +58,7 @@ mod tests {
 
     #[test]
     fn a_job_wakes_the_box_which_runs_all_waiting_jobs() {
-        let own = Settings {
-            address: IpAddr::from([127, 0, 0, 1]),
-            udp_port: 4791,
-            path_mtu: PathMtu::Mtu1024,
-            exclusive: false,
-            store: None,
-            reads: 1,
-            patience: Duration::from_secs(1),
-            clients: 1,
-            node: "127.0.0.1:1".to_owned(),
-        };
+        let own = Settings::for_tests();
         let mut steer = Steer::new(Config { address: own.address, limits: Limits::default(), seed: 1 });
         let (plane, jobs) = Plane::new(own, false, |_| {}).unwrap();
         assert!(!is_woken(&jobs));

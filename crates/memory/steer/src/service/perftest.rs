@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_exchange::address::reach;
 use doorbell_exchange::admission::{Client, Clients, Opening, Verdict};
+use doorbell_exchange::setup::Timed;
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey, to_gid};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::SockRef;
@@ -39,6 +40,10 @@ const GID: usize = 50;
 /// Time in milliseconds for which the box holds back bytes that may be the start of a line. The rest of a line arrives
 /// within this time, since perftest writes a line at once.
 const HOLD_MS: u16 = 100;
+
+/// Maximum number of bytes of a program that the box holds back, longer than any write of perftest. Without this bound,
+/// a stream of digits, of which each may be the start of a line, would fill the memory.
+const HELD_MAX: usize = 4096;
 
 /// Time within which client and server must connect their queue pairs after the client's greeting. Both programs
 /// register memory in this time.
@@ -67,7 +72,8 @@ impl Opening for VersionOpening {
         let (version, filling) = self.0.split_at(end);
         let is_version = version.first().is_some_and(u8::is_ascii_digit)
             && version.iter().all(|byte| byte.is_ascii_digit() || *byte == b'.')
-            && filling.iter().all(|&byte| byte == 0);
+            && filling.iter().all(|&byte| byte == 0)
+            && end < VERSION;
         let verdict = match is_version {
             false => Verdict::Dismiss { reply: Vec::new(), why: Some(NotPerftest) },
             true if self.0.len() < VERSION => Verdict::Continue,
@@ -183,17 +189,8 @@ impl Plane {
             stream.set_nodelay(true)?;
         }
         let node_side = self.with(|steer| steer.node_side())?;
-        let mut pair = Pair {
-            plane: self,
-            node_side,
-            is_attached: false,
-            before: Default::default(),
-            told: Default::default(),
-            asking: None,
-            clients: Vec::new(),
-            regions: Vec::new(),
-        };
-        let result = pair.carry([client, &server], version);
+        let mut pair = Pair::new(self, node_side);
+        let result = pair.carry([client, &server], version, SETUP);
         pair.part()?;
         result
     }
@@ -207,13 +204,34 @@ fn end_or<T: Default>(result: io::Result<T>) -> io::Result<T> {
     )
 }
 
-impl Pair<'_> {
+/// Returns the error of a write that did not end before the programs had to connect their queue pairs.
+fn unconnected(error: io::Error) -> ServiceError {
+    match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ServiceError::Unconnected,
+        _ => error.into(),
+    }
+}
+
+impl<'a> Pair<'a> {
+    fn new(plane: &'a Plane, node_side: (Qpn, Psn)) -> Self {
+        Self {
+            plane,
+            node_side,
+            is_attached: false,
+            before: Default::default(),
+            told: Default::default(),
+            asking: None,
+            clients: Vec::new(),
+            regions: Vec::new(),
+        }
+    }
+
     /// Forwards the bytes of both programs.
     ///
-    /// Fails if the programs have not connected a queue pair within [`SETUP`]. So a client that only sends a greeting
-    /// cannot delay other clients for long.
-    fn carry(&mut self, streams: [&TcpStream; 2], version: Vec<u8>) -> Result<(), ServiceError> {
-        let until = Instant::now() + SETUP;
+    /// Fails if the programs have not connected a queue pair within the time `setup`. So a client that only sends a
+    /// greeting, or that does not read, cannot delay other clients for long.
+    fn carry(&mut self, streams: [&TcpStream; 2], version: Vec<u8>, setup: Duration) -> Result<(), ServiceError> {
+        let until = Instant::now() + setup;
         (&mut &*streams[SERVER]).write_all(&version)?;
         let mut held: [Vec<u8>; 2] = Default::default();
         let mut is_open = [true; 2];
@@ -241,7 +259,8 @@ impl Pair<'_> {
                 is_open[side] = !is_ready || count > 0;
                 let is_all = has_timed_out || !is_open[side];
                 let passed = self.pass(side, &mut held[side], is_all)?;
-                end_or((&mut &*streams[1 - side]).write_all(&passed))?;
+                let within = if self.clients.is_empty() { left } else { Duration::MAX };
+                end_or(Timed::new(streams[1 - side], within).write_all(&passed)).map_err(unconnected)?;
                 if !is_open[side] {
                     let _ = streams[1 - side].shutdown(Shutdown::Write); // fails if the connection has ended already
                 }
@@ -252,7 +271,7 @@ impl Pair<'_> {
 
     /// Returns the bytes for the other side. Returns no bytes if `held` ends with the possible start of a line. A
     /// program expects the bytes of one write in one read, so the box must not split these bytes. With `is_all`, the
-    /// box holds back nothing.
+    /// box holds back nothing. Of more than [`HELD_MAX`] bytes, the box holds back only the possible start of a line.
     fn pass(&mut self, side: usize, held: &mut Vec<u8>, is_all: bool) -> Result<Vec<u8>, ServiceError> {
         let mut passed = Vec::new();
         let mut at = 0;
@@ -266,7 +285,8 @@ impl Pair<'_> {
                 }
                 Next::Pass(count) => count,
                 Next::More if is_all => rest.len(),
-                Next::More => return Ok(Vec::new()),
+                Next::More if held.len() <= HELD_MAX => return Ok(Vec::new()),
+                Next::More => break,
             };
             for &byte in &rest[..count] {
                 self.before[side] = [self.before[side][1], byte];
@@ -274,7 +294,7 @@ impl Pair<'_> {
             passed.extend_from_slice(&rest[..count]);
             at += count;
         }
-        held.clear();
+        held.drain(..at);
         Ok(passed)
     }
 
@@ -380,6 +400,7 @@ impl Pair<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Settings;
     use super::*;
 
     /// A line of ib_atomic_lat, perftest 4.5.
@@ -411,5 +432,48 @@ mod tests {
         let expected = b"0000:0010:0000ab:88b8d5:fffffffe:000055e95926c000:fd:00:00:00:00:00:00:00:00:00:00:00:00:00:00:01:00000000:\0";
         assert_eq!(line, Line(*expected));
         assert_eq!(next(&line.0), Next::Line(line));
+    }
+
+    #[test]
+    fn a_version_is_short_and_filled_up() {
+        let is_version = |bytes: &[u8]| matches!(VersionOpening::default().hear("", bytes).1, Verdict::Admit(_));
+        assert!(is_version(b"6.06\0\0\0\0\0\0\0\0\0\0\0\0"));
+        for other in [b"0000000000000000", b"6.06\0\0\0\0\0\0\0\0\0\0\01", b"GET / HTTP/1.0\r\n"] {
+            assert!(!is_version(other), "{}", other.escape_ascii());
+        }
+    }
+
+    /// Each digit may be the start of a line, and no line comes.
+    #[test]
+    fn a_stream_of_digits_is_passed_on() {
+        let (plane, _jobs) = Plane::new(Settings::for_tests(), false, |_| {}).unwrap();
+        let mut pair = Pair::new(&plane, (Qpn::new(1), Psn::new(1)));
+        let (mut held, mut passed) = (Vec::new(), 0);
+        for _ in 0..64 {
+            held.extend_from_slice(&[b'0'; HELD_MAX]);
+            passed += pair.pass(CLIENT, &mut held, false).unwrap().len();
+            assert!(held.len() <= HELD_MAX, "{} bytes are held back", held.len());
+        }
+        assert_eq!(passed + held.len(), 64 * HELD_MAX);
+    }
+
+    /// Returns the two ends of a TCP connection.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (stream, listener.accept().unwrap().0)
+    }
+
+    /// The client never stops to send, and the server does not read.
+    #[test]
+    fn programs_that_do_not_read_are_given_up() {
+        let (plane, _jobs) = Plane::new(Settings::for_tests(), false, |_| {}).unwrap();
+        let ((mut client, to_client), (to_server, _server)) = (connection(), connection());
+        let flooding = std::thread::spawn(move || while client.write_all(&[b'y'; 1 << 16]).is_ok() {});
+        let mut pair = Pair::new(&plane, (Qpn::new(1), Psn::new(1)));
+        let ended = pair.carry([&to_client, &to_server], b"6.06".to_vec(), Duration::from_millis(300));
+        assert!(matches!(ended, Err(ServiceError::Unconnected)), "{ended:?}");
+        drop(to_client);
+        flooding.join().unwrap();
     }
 }

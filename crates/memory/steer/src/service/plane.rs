@@ -201,3 +201,20 @@ pub(crate) fn wait_for_end(mut stream: &TcpStream) {
         }
     }
 }
+
+#[cfg(test)]
+impl Settings {
+    pub(super) fn for_tests() -> Self {
+        Self {
+            address: IpAddr::from([127, 0, 0, 1]),
+            udp_port: 4791,
+            path_mtu: PathMtu::Mtu1024,
+            exclusive: false,
+            store: None,
+            reads: 1,
+            patience: Duration::from_secs(1),
+            clients: 1,
+            node: "127.0.0.1:1".to_owned(),
+        }
+    }
+}
