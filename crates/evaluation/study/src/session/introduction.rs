@@ -7,7 +7,7 @@ use doorbell_verbs::DeviceAttributes;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-use super::SessionError;
+use super::{Patience, SessionError};
 use doorbell_machine::pinning::{Pinning, ProcessPosition};
 use doorbell_record::Environment;
 
@@ -116,6 +116,12 @@ impl Terms {
     /// Creates terms with this amount of memory, without a token and without pinned threads.
     pub fn open(memory_bytes: usize) -> Self {
         Self { memory_bytes, token: None, pinning: Pinning::none("the terms name no CPUs"), process: None }
+    }
+
+    /// Returns the patience with which this end waits for the next request of an admitted client. A client without a
+    /// token may be a stranger.
+    pub(super) fn patience(&self) -> Patience {
+        if self.token.is_some() { Patience::Endless } else { Patience::Request }
     }
 
     /// If this end has a token, rejects a peer that does not show that token.

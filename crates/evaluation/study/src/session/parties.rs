@@ -25,7 +25,7 @@ pub use coordinate::measure_parties;
 
 use super::messages::{Duties, FromServer, Seat, ToServer};
 use super::{SessionError, Terms};
-use control::{Control, hear, plan, say};
+use control::{Control, hear_within, plan, say};
 
 /// Assignment of parties to hosts, by number of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +173,7 @@ pub(super) fn serve(
     check_memory(point, terms)?;
     say(peer, FromServer::Accepted)?;
     loop {
-        match hear(peer)? {
+        match hear_within(peer, terms.patience())? {
             ToServer::Clock => say(peer, FromServer::Clock { now_ns: device.now_ns() })?,
             ToServer::Be(duties) => {
                 let pinning = pinning.of_threads(duties.threads(point));

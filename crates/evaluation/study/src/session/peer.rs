@@ -10,6 +10,10 @@ use super::SessionError;
 /// Maximum time that an end waits for an answer of its peer.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
+/// Maximum time that a server without a token waits for the next request of its client. The client has nothing else to
+/// do between two points than to print, so this time is ample.
+pub(super) const REQUEST: Duration = Duration::from_secs(60);
+
 /// Maximum time that an end waits for the peer's reason after a failure.
 pub(super) const REASON: Duration = Duration::from_secs(2);
 
@@ -25,6 +29,8 @@ pub(super) const MAKING: Duration = Duration::from_secs(120);
 pub enum Patience {
     /// The peer answers at once.
     Answer,
+    /// The peer has shown no token, and must soon ask for something, so that it cannot keep others out by its silence.
+    Request,
     /// The connection has failed. If the peer knows a better reason for the failure, the reason arrives soon.
     Reason,
     /// The peer has work to do before it answers, so there is no deadline.

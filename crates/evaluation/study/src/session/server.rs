@@ -174,7 +174,7 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     let (cast, cpus) = (parameters.cast(), parameters.pinning(&terms.pinning.share(place)).cpus);
     peer.send(FromServer::Accepted).await?;
     loop {
-        let (bytes, part, connections, numbers) = match peer.receive(Patience::Endless).await? {
+        let (bytes, part, connections, numbers) = match peer.receive(terms.patience()).await? {
             ToServer::Point { bytes, connections } => {
                 (bytes, cast.answering, connections.unwrap_or(parameters.connections), Vec::new())
             }

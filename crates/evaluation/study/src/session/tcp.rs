@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::SessionError;
-use super::peer::{ANSWER, Patience, Peer, Presence, REASON};
+use super::peer::{ANSWER, Patience, Peer, Presence, REASON, REQUEST};
 
 /// Maximum length of a line in bytes.
 const LONGEST_LINE: usize = 1 << 20;
@@ -144,6 +144,7 @@ impl<S: Serialize, H: DeserializeOwned> Peer for TcpPeer<S, H> {
     async fn receive(&mut self, patience: Patience) -> Result<H, SessionError> {
         self.next(match patience {
             Patience::Answer => Some(ANSWER),
+            Patience::Request => Some(REQUEST),
             Patience::Reason => Some(REASON),
             Patience::Endless => None,
         })

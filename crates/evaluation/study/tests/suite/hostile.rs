@@ -3,12 +3,18 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::common::fuzz::{Choices, line};
 use crate::common::{MEMORY_BYTES, Rng, parameters};
-use doorbell_exchange::setup::VERSION;
-use doorbell_study::session::{self, Client, SessionError, Terms};
+use doorbell_exchange::asynchronous::Spin;
+use doorbell_exchange::setup::{EndpointDescription, SetupError, VERSION};
+use doorbell_study::executor::block_on;
+use doorbell_study::session::{
+    self, Client, FromServer, Introduction, Patience, Peer, Presence, SessionError, Terms, ToServer,
+};
+use doorbell_study::threads::OneThread;
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 
@@ -104,5 +110,58 @@ fn invalid_input_ends_only_its_own_session() {
     println!("{kinds:?}, and {} healthy sessions meanwhile", healthy.load(Ordering::Relaxed));
     for kind in ["ended", "no greeting", "gone", "parameters", "memory", "size", "unexpected"] {
         assert!(kinds.contains_key(kind), "no session ended with {kind:?}, only with {kinds:?}");
+    }
+}
+
+/// A client that falls silent after its messages.
+struct FallsSilent<'a> {
+    messages: Vec<ToServer>,
+    /// How long the server was ready to wait for each message.
+    patiences: &'a Mutex<Vec<Patience>>,
+}
+
+impl Peer for FallsSilent<'_> {
+    type Says = FromServer;
+    type Hears = ToServer;
+
+    async fn exchange(&mut self, _own: &[EndpointDescription]) -> Result<Vec<EndpointDescription>, SetupError> {
+        Ok(Vec::new())
+    }
+
+    async fn send(&mut self, _message: FromServer) -> Result<(), SessionError> {
+        Ok(())
+    }
+
+    async fn receive(&mut self, patience: Patience) -> Result<ToServer, SessionError> {
+        self.patiences.lock().unwrap().push(patience);
+        self.messages.pop().ok_or_else(|| SessionError::Control(std::io::ErrorKind::TimedOut.into()))
+    }
+
+    async fn until_heard(&mut self, _busy: impl FnMut()) -> Result<(), SessionError> {
+        Ok(())
+    }
+
+    async fn watched<T>(&self, body: impl Future<Output = Result<T, SessionError>>) -> Result<T, SessionError> {
+        body.await
+    }
+
+    fn look(&self) -> Result<Presence, SessionError> {
+        Ok(Presence::Silent)
+    }
+}
+
+/// A client that has shown a token may take its time. Any other client must ask for a point soon.
+#[test]
+fn only_a_client_with_a_token_may_be_silent() {
+    let device = device();
+    for (token, last) in [(None, Patience::Request), ("secret".parse().ok(), Patience::Endless)] {
+        let patiences = Mutex::default();
+        let introduction = Introduction { token: token.clone(), ..Introduction::default() };
+        let messages = vec![ToServer::Parameters(Box::new(parameters())), ToServer::Introduce(Box::new(introduction))];
+        let peer = FallsSilent { messages, patiences: &patiences };
+        let terms = Terms { token, ..Terms::open(MEMORY_BYTES) };
+        let ended = block_on(session::answer(&device, peer, &OneThread(Spin), &terms));
+        assert_eq!(kind(&ended), "gone", "{ended:?}");
+        assert_eq!(patiences.into_inner().unwrap(), [Patience::Answer, Patience::Answer, last]);
     }
 }

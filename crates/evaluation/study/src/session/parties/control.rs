@@ -18,7 +18,11 @@ pub(super) fn say(peer: &mut Control, message: FromServer) -> Result<(), Session
 }
 
 pub(super) fn hear(peer: &mut Control) -> Result<ToServer, SessionError> {
-    block_on(peer.receive(Patience::Endless))
+    hear_within(peer, Patience::Endless)
+}
+
+pub(super) fn hear_within(peer: &mut Control, patience: Patience) -> Result<ToServer, SessionError> {
+    block_on(peer.receive(patience))
 }
 
 /// Receives the instant at which clients begin, on the clock of this host's device. Until then, the clients of this
