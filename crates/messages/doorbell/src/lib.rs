@@ -23,6 +23,7 @@ mod device;
 mod listener;
 #[cfg(feature = "tokio")]
 mod on_tokio;
+mod opening;
 mod queue_pair;
 mod setup;
 pub mod testing;

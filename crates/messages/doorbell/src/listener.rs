@@ -5,13 +5,14 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use doorbell_exchange::admission::{Event, Hello, Limits, Lobby};
+use doorbell_exchange::admission::{Event, Lobby};
 use doorbell_exchange::blocking::Blocking;
 use doorbell_exchange::{Connector, SendReceive};
 use doorbell_sync::IgnorePoison;
 
 use crate::device::Device;
-use crate::setup::{EstablishError, Options, establish, establish_admitted};
+use crate::opening::{ClientOpening, limits};
+use crate::setup::{EstablishError, Options, establish};
 
 /// Errors of opening a listener.
 #[derive(Debug, thiserror::Error)]
@@ -64,34 +65,32 @@ pub enum ConnectError {
     Server(#[from] EstablishError),
 }
 
-/// A listener that accepts clients. Peers that stay silent or do not speak Doorbell's set-up do not delay clients.
-/// Several threads may call [`accept`](Self::accept) at once.
+/// A listener that accepts clients. Peers that do not complete the set-up do not delay clients. Several threads may
+/// call [`accept`](Self::accept) at once.
 #[derive(Debug)]
-pub struct Listener<P = SendReceive> {
-    device: Device,
+pub struct Listener<P: Connector = SendReceive> {
     address: SocketAddr,
-    visitors: Visitors,
-    options: Options<P>,
+    visitors: Visitors<P>,
 }
 
 /// Visitors: peers that have connected and are no clients yet. One thread at a time handles all visitors.
 #[derive(Debug)]
-struct Visitors {
+struct Visitors<P: Connector> {
     /// The lobby of the visitors. `None` while a thread handles the visitors.
-    lobby: Mutex<Option<Lobby<Hello>>>,
+    lobby: Mutex<Option<Lobby<ClientOpening<P>>>>,
     is_back: Condvar,
 }
 
 /// The right of one thread to handle the visitors. Dropping it passes the right to the next thread.
-struct Turn<'a> {
-    lobby: Option<Lobby<Hello>>,
-    visitors: &'a Visitors,
+struct Turn<'a, P: Connector> {
+    lobby: Option<Lobby<ClientOpening<P>>>,
+    visitors: &'a Visitors<P>,
 }
 
-impl Visitors {
+impl<P: Connector> Visitors<P> {
     /// Waits until no other thread handles the visitors. Returns `None` if another thread still handles them at the
     /// instant `until`.
-    fn turn(&self, until: Option<Instant>) -> Option<Turn<'_>> {
+    fn turn(&self, until: Option<Instant>) -> Option<Turn<'_, P>> {
         let mut lobby = self.lobby.lock().ignore_poison();
         loop {
             if lobby.is_some() {
@@ -106,20 +105,12 @@ impl Visitors {
     }
 }
 
-impl Drop for Turn<'_> {
+impl<P: Connector> Drop for Turn<'_, P> {
     fn drop(&mut self) {
         *self.visitors.lobby.lock().ignore_poison() = self.lobby.take();
         self.visitors.is_back.notify_one();
     }
 }
-
-/// Returns the bounds on the visitors of a listener. Each visitor has `client_deadline` to become a client.
-pub(crate) fn limits(client_deadline: Duration) -> Limits {
-    Limits { total: client_deadline, ..Limits::default() }
-}
-
-/// Default time after which a client that has not completed its set-up is rejected.
-pub(crate) const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 
 impl Device {
     /// Listens on a TCP address for clients. Clients set up connections over TCP, and their messages go over this
@@ -138,13 +129,15 @@ impl Device {
             Err(error) => return Err(ListenError { address: "the given address".to_owned(), error }),
         };
         let listen = || {
-            let lobby = Lobby::new(TcpListener::bind(&addresses[..])?, Hello::new(1), limits(CLIENT_DEADLINE))?;
+            let limits = limits(&options.config);
+            let opening = ClientOpening::new(self.clone(), options, None);
+            let lobby = Lobby::new(TcpListener::bind(&addresses[..])?, opening, limits)?;
             Ok((lobby.local_addr()?, lobby))
         };
         let text = || addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
         let (address, lobby) = listen().map_err(|error| ListenError { address: text(), error })?;
         let visitors = Visitors { lobby: Mutex::new(Some(lobby)), is_back: Condvar::new() };
-        Ok(Listener { device: self.clone(), address, visitors, options })
+        Ok(Listener { address, visitors })
     }
 
     /// Connects to a [`Listener`], within the deadline.
@@ -206,17 +199,12 @@ impl<P: Connector> Listener<P> {
             let mut turn = self.visitors.turn(until).ok_or(AcceptError::Deadline(deadline))?;
             turn.lobby.as_mut().and_then(|lobby| lobby.next(until).transpose()).transpose()?
         };
-        let (stream, peer, end, opening) = match event {
-            None => return Err(AcceptError::Deadline(deadline)),
+        match event {
+            None => Err(AcceptError::Deadline(deadline)),
             Some(Event::Refused { from: peer, why }) => {
-                return Err(AcceptError::Client { peer, error: EstablishError::unadmitted(peer, why) });
+                Err(AcceptError::Client { peer, error: EstablishError::unadmitted(peer, why) })
             }
-            Some(Event::Admitted { stream, from, until, opening }) => (stream, from, until, opening),
-        };
-        let left = until.map_or(end, |until| until.min(end)).saturating_duration_since(Instant::now());
-        match establish_admitted(&self.device, &self.options, &stream, &opening[0], left) {
-            Ok(connection) => Ok(Blocking::new(connection)),
-            Err(error) => Err(AcceptError::Client { peer, error }),
+            Some(Event::Admitted { opening: connection, .. }) => Ok(Blocking::new(connection)),
         }
     }
 }

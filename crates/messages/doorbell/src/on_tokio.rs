@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use doorbell_exchange::admission::{Event, Hello, Lobby};
+use doorbell_exchange::admission::{Event, Lobby};
 use doorbell_exchange::asynchronous::Async;
 use doorbell_exchange::setup::{self, EndpointDescription, Parsed, READY, SetupError};
 use doorbell_exchange::{Connector, SendReceive, TokioLobby, TokioWaiter};
@@ -16,7 +16,8 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use crate::device::Device;
-use crate::listener::{AcceptError, CLIENT_DEADLINE, ConnectError, ListenError, limits};
+use crate::listener::{AcceptError, ConnectError, ListenError};
+use crate::opening::{ClientOpening, limits};
 use crate::setup::{EstablishError, Options};
 
 /// A device for connections in tokio's runtime. The runtime watches one file descriptor for all these connections.
@@ -73,12 +74,14 @@ impl Tokio {
     ) -> Result<TokioListener<P>, ListenError> {
         let listen = async {
             let tcp = TcpListener::bind(address).await?.into_std()?;
-            let lobby = Lobby::new(tcp, Hello::new(1), limits(CLIENT_DEADLINE))?;
+            let limits = limits(&options.config);
+            let opening = ClientOpening::new(self.device.clone(), options, Some(self.channel.clone()));
+            let lobby = Lobby::new(tcp, opening, limits)?;
             Ok((lobby.local_addr()?, TokioLobby::new(lobby)?))
         };
         match listen.await {
             Ok((address, visitors)) => {
-                Ok(TokioListener { device: self.clone(), address, visitors: Mutex::new(visitors), options })
+                Ok(TokioListener { waiter: self.waiter.clone(), address, visitors: Mutex::new(visitors) })
             }
             Err(error) => Err(ListenError { address: "the given address".to_owned(), error }),
         }
@@ -102,21 +105,19 @@ impl Tokio {
         let servers = until.wait(lookup_host(address)).await.map_err(ConnectError::Address)?;
         for server in servers {
             match until.wait(TcpStream::connect(server)).await {
-                Ok(stream) => return Ok(self.establish(&options, stream, server, None, until).await?),
+                Ok(stream) => return Ok(self.establish(&options, stream, server, until).await?),
                 Err(error) => last = ConnectError::Unreachable { server, error },
             }
         }
         Err(last)
     }
 
-    /// Makes a connection with the peer at the other end of a stream. `theirs` is the description of the peer if this
-    /// side has already received it.
+    /// Makes a connection with the peer at the other end of a stream.
     async fn establish<P: Connector>(
         &self,
         options: &Options<P>,
         mut stream: TcpStream,
         peer: SocketAddr,
-        theirs: Option<EndpointDescription>,
         until: Until,
     ) -> Result<Connection<P>, EstablishError> {
         let peer = peer.to_string();
@@ -125,10 +126,7 @@ impl Tokio {
         let own = options.protocol.describe(&endpoint);
         let broke = |error| SetupError::broke(&peer, error, until.given);
         until.wait(stream.write_all(&setup::hello(&[own]))).await.map_err(broke)?;
-        let theirs = match theirs {
-            Some(theirs) => theirs,
-            None => describe(&mut stream, &peer, until).await?,
-        };
+        let theirs = describe(&mut stream, &peer, until).await?;
         let connection = options.protocol.connect(endpoint, &theirs)?;
         let unready = |error| EstablishError::unready(&peer, error, until.given);
         until.wait(stream.write_all(&[READY])).await.map_err(unready)?;
@@ -175,15 +173,14 @@ impl Until {
     }
 }
 
-/// A listener that accepts clients in tokio's runtime. Peers that stay silent or do not speak Doorbell's set-up do not
-/// delay clients. Several tasks may call [`accept`](Self::accept) at once.
+/// A listener that accepts clients in tokio's runtime. Peers that do not complete the set-up do not delay clients.
+/// Several tasks may call [`accept`](Self::accept) at once.
 #[derive(Debug)]
-pub struct TokioListener<P = SendReceive> {
-    device: Tokio,
+pub struct TokioListener<P: Connector = SendReceive> {
+    waiter: TokioWaiter,
     address: SocketAddr,
     /// Visitors: peers that have connected and are no clients yet. One task at a time handles all visitors.
-    visitors: Mutex<TokioLobby<Hello>>,
-    options: Options<P>,
+    visitors: Mutex<TokioLobby<ClientOpening<P>>>,
 }
 
 impl<P: Connector> TokioListener<P> {
@@ -203,8 +200,7 @@ impl<P: Connector> TokioListener<P> {
 
     /// Waits for the next client until the deadline.
     ///
-    /// If the future is dropped before a client has come, no client is lost. If it is dropped later, the set-up with
-    /// the client fails, and the client notices that this side has closed the TCP connection.
+    /// This method is cancel safe: if the future is dropped, no client is lost.
     ///
     /// # Errors
     ///
@@ -212,20 +208,13 @@ impl<P: Connector> TokioListener<P> {
     pub async fn accept(&self, deadline: Duration) -> Result<Connection<P>, AcceptError> {
         let until = Until::new(deadline);
         let event = until.wait(async { self.visitors.lock().await.next().await }).await;
-        let (stream, peer, end, opening) = match event {
-            Ok(Event::Admitted { stream, from, until, opening }) => (stream, from, until, opening),
+        match event {
+            Ok(Event::Admitted { opening: connection, .. }) => Ok(Async::new(connection, self.waiter.clone())),
             Ok(Event::Refused { from: peer, why }) => {
-                return Err(AcceptError::Client { peer, error: EstablishError::unadmitted(peer, why) });
+                Err(AcceptError::Client { peer, error: EstablishError::unadmitted(peer, why) })
             }
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(AcceptError::Deadline(deadline)),
-            Err(error) => return Err(error.into()),
-        };
-        let end = Instant::from_std(end);
-        let at = until.at.map_or(end, |at| at.min(end));
-        let client = Until { at: Some(at), given: at.saturating_duration_since(Instant::now()) };
-        stream.set_nonblocking(true)?;
-        let stream = TcpStream::from_std(stream)?;
-        let established = self.device.establish(&self.options, stream, peer, Some(opening[0]), client).await;
-        established.map_err(|error| AcceptError::Client { peer, error })
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(AcceptError::Deadline(deadline)),
+            Err(error) => Err(error.into()),
+        }
     }
 }

@@ -97,10 +97,10 @@ impl EstablishError {
     }
 
     /// Returns the error of a client that was not admitted.
-    pub(crate) fn unadmitted(peer: SocketAddr, why: Why<SetupError>) -> Self {
+    pub(crate) fn unadmitted(peer: SocketAddr, why: Why<Self>) -> Self {
         let peer = peer.to_string();
         match why {
-            Why::Refused(error) => error.into(),
+            Why::Refused(error) => error,
             Why::Deadline(total) => SetupError::Deadline { peer, seconds: total.as_secs_f64() }.into(),
             Why::Ended(error) => SetupError::Io { peer, error }.into(),
             Why::Evicted => Self::Evicted { peer },
@@ -153,22 +153,4 @@ pub(crate) fn establish<P: Connector>(
     let endpoint = options.protocol.endpoint(device.pd(), &options.config, channel.as_ref())?;
     let own = options.protocol.describe(&endpoint);
     meet(stream, own, deadline, |peer| Ok(options.protocol.connect(endpoint, peer)?))
-}
-
-/// Makes a connection with a client whose description this side has already received.
-pub(crate) fn establish_admitted<P: Connector>(
-    device: &Device,
-    options: &Options<P>,
-    stream: &TcpStream,
-    theirs: &EndpointDescription,
-    deadline: Duration,
-) -> Result<P::Connection, EstablishError> {
-    let channel = options.channel(device)?;
-    let endpoint = options.protocol.endpoint(device.pd(), &options.config, channel.as_ref())?;
-    let own = options.protocol.describe(&endpoint);
-    let (mut timed, peer) = (Timed::new(stream, deadline), name_of(stream));
-    timed.write_all(&setup::hello(&[own])).map_err(|error| EstablishError::unready(&peer, error, deadline))?;
-    let connection = options.protocol.connect(endpoint, theirs)?;
-    be_ready(&mut timed, &peer, deadline)?;
-    Ok(connection)
 }

@@ -16,6 +16,7 @@ mod openings;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::io;
 use std::time::Duration;
 
 pub use clients::{Client, Clients, Note, Notes};
@@ -53,6 +54,15 @@ pub trait Opening: Clone {
     ///
     /// An implementation must bound the number of bytes that it stores.
     fn hear(&mut self, peer: &str, bytes: &[u8]) -> (usize, Verdict<Self::Admitted, Self::Refusal>);
+
+    /// Returns the reason for which a peer is not admitted after its connection has ended.
+    ///
+    /// # Errors
+    ///
+    /// The opening has no reason other than `error`, which is the default.
+    fn ended(&self, _peer: &str, error: io::Error) -> Result<Self::Refusal, io::Error> {
+        Err(error)
+    }
 }
 
 /// Bounds on the visitors of a listener.

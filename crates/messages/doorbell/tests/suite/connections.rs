@@ -1,15 +1,15 @@
 //! Tests of listening and connecting: errors, every protocol, and connections in two halves.
 
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
 use doorbell::exchange::direct_read::Acknowledge;
 use doorbell::exchange::protocols::Protocol;
-use doorbell::exchange::setup::{self, SetupError};
+use doorbell::exchange::setup::{self, EndpointDescription, SetupError};
 use doorbell::exchange::{self, with_connector};
-use doorbell::verbs::QpCapacities;
+use doorbell::verbs::{PathMtu, Psn, QpCapacities, Qpn};
 use doorbell::{
     AcceptError, Blocking, Config, ConnectError, ConnectionError, Connector, Device, DirectRead, EstablishError,
     MessageConnection, Options, QueuePairError, Received, SendReceive,
@@ -276,6 +276,20 @@ fn silent_peers_do_not_delay_clients() {
     drop(silent);
 }
 
+/// Returns the description of an end that fits a listener with the default options.
+fn described() -> EndpointDescription {
+    let qp = EndpointDescription::one_sided(
+        Ipv4Addr::new(127, 9, 9, 9).to_ipv6_mapped(),
+        Qpn::new(7),
+        Psn::new(1),
+        PathMtu::Mtu4096,
+        device().verbs().attributes().udp_port,
+    );
+    let protocol = Protocol::SendReceive.wire_id();
+    EndpointDescription { protocol, depth: 16, max_message: 4096, credits: true, ..qp }
+}
+
+/// Some of the strangers describe an end that fits, and are silent then.
 #[test]
 fn a_client_is_served_beside_strangers() {
     let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
@@ -292,7 +306,7 @@ fn a_client_is_served_beside_strangers() {
         server.send(&question).unwrap();
         server.finish().unwrap();
     });
-    strangers::beside(&address.to_string(), &setup::hello(&[]), || {
+    strangers::beside(&address.to_string(), &setup::hello(&[described()]), || {
         let mut client = device().connect(address, Options::default(), PATIENCE).unwrap();
         client.send(b"a question").unwrap();
         assert_eq!(&*client.receive().unwrap(), b"a question");

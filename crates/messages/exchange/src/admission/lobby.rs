@@ -380,7 +380,13 @@ impl<O: Opening> Lobby<O> {
                 self.guests.remove(&number);
                 None
             }
-            Turn::Gone(Some(error)) => self.part(number, Why::Ended(error)),
+            Turn::Gone(Some(error)) => {
+                let ended = match &guest.opening {
+                    Some(opening) => opening.ended(&guest.name, error),
+                    None => Err(error),
+                };
+                self.part(number, ended.map_or_else(Why::Ended, Why::Refused))
+            }
             Turn::Admitted(opening) => {
                 let until = self.begun + self.admission.until(number).unwrap_or(now);
                 self.admission.leave(number);
