@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_core::{Completion, Counters, EventQueue, Overrun, QpCounters, QpDeath};
 use doorbell_wire::{ICRC_LEN, Qpn, outer};
+use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use crate::completion::CompletionSink;
@@ -29,6 +30,8 @@ pub(crate) fn frame_overhead(address: IpAddr) -> u64 {
 /// A completion queue as seen by one engine, with the completions that the engine has not published yet.
 struct CqPort {
     id: u32,
+    /// Number of work queues of the engine that complete to this queue.
+    users: u32,
     sink: Arc<dyn CompletionSink>,
     staged: Vec<Completion>,
     overran: bool,
@@ -112,6 +115,8 @@ pub(crate) struct Commons {
     gate: u8,
     pub(crate) faults: Option<Box<InjectedFaults>>,
     cqs: Slab<CqPort>,
+    /// Ports by the numbers of their completion queues.
+    by_cq: FxHashMap<u32, u32>,
     dirty: Vec<u32>,
     in_flight: u64,
 }
@@ -143,6 +148,7 @@ impl Commons {
             gate: 0,
             faults: None,
             cqs: Slab::new(),
+            by_cq: FxHashMap::default(),
             dirty: Vec::new(),
             in_flight: 0,
         }
@@ -157,16 +163,40 @@ impl Commons {
         }
     }
 
-    pub(crate) fn add_cq(&mut self, id: u32, sink: Arc<dyn CompletionSink>) -> u32 {
-        self.cqs.insert(CqPort { id, sink, staged: Vec::new(), overran: false }) as u32
+    /// Adds a user to the port of a completion queue. Creates the port if the engine has none. Returns the port.
+    pub(crate) fn use_cq(&mut self, id: u32, sink: Arc<dyn CompletionSink>) -> u32 {
+        let cqs = &mut self.cqs;
+        let slot = *self.by_cq.entry(id).or_insert_with(|| {
+            let overran = sink.has_overrun();
+            cqs.insert(CqPort { id, users: 0, sink, staged: Vec::new(), overran }) as u32
+        });
+        self.cqs[slot as usize].users += 1;
+        slot
     }
 
-    pub(crate) fn remove_cq(&mut self, slot: u32) {
+    /// Removes a user, whose completions are purged, from a port. Removes the port of the last user.
+    pub(crate) fn release_cq(&mut self, slot: u32) {
+        let port = &mut self.cqs[slot as usize];
+        port.users -= 1;
+        if port.users > 0 {
+            return;
+        }
         if let Some(faults) = &mut self.faults {
             faults.remove_port(slot);
         }
-        self.cqs.remove(slot as usize);
+        let port = self.cqs.remove(slot as usize);
+        self.by_cq.remove(&port.id);
         self.dirty.retain(|&dirty| dirty != slot);
+    }
+
+    /// Returns the completion queue of a port.
+    pub(crate) fn sink_of(&self, port: u32) -> &dyn CompletionSink {
+        &*self.cqs[port as usize].sink
+    }
+
+    /// Returns whether this engine is the first that has found the completion queue of a port overrun.
+    pub(crate) fn claim_overrun(&self, port: u32) -> bool {
+        self.sink_of(port).claim_overrun()
     }
 
     pub(crate) fn staged_count(&self) -> usize {

@@ -17,9 +17,18 @@ pub trait CompletionSink: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The queue has no room for all `completions`. The queue keeps the first completions that fit and loses the
-    /// others.
+    /// The queue has no room for all `completions`, or it has lost completions before, perhaps of another engine. The
+    /// queue keeps the first completions that fit and loses the others.
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun>;
+
+    /// Returns whether the queue has lost completions.
+    fn has_overrun(&self) -> bool;
+
+    /// Returns true to the first caller, which raises the event of the overrun.
+    fn claim_overrun(&self) -> bool;
+
+    /// Removes the completions of a queue pair that is destroyed or reset.
+    fn purge(&self, qpn: Qpn);
 
     /// Returns how often a poll of the program found the queue empty. The count may be inexact, but it changes after
     /// each such poll. Callers only compare an earlier count with a later one.
@@ -31,6 +40,8 @@ pub struct CompletionQueue {
     // Number of entries. `poll` first reads `length` and `overrun`, so a poll of an empty queue takes no lock.
     length: AtomicUsize,
     overrun: AtomicBool,
+    /// Whether an engine has claimed the event of the overrun.
+    claimed: AtomicBool,
     empty_polls: AtomicU64,
     inner: Mutex<Inner>,
     notifier: Option<Notifier>,
@@ -61,6 +72,7 @@ impl CompletionQueue {
         Self {
             length: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
+            claimed: AtomicBool::new(false),
             empty_polls: AtomicU64::new(0),
             inner: Mutex::new(Inner { depth, entries: VecDeque::new(), armed: None, announced: 0 }),
             notifier,
@@ -177,15 +189,6 @@ impl CompletionQueue {
     pub fn is_armed(&self) -> bool {
         self.lock().armed.is_some()
     }
-
-    /// Removes the completions of a queue pair that is destroyed or reset. IBTA Vol 1, 11.2.4.4 leaves the fate of
-    /// these completions undefined, but programs expect them to be gone.
-    pub fn purge(&self, qpn: Qpn) {
-        let mut inner = self.lock();
-        inner.announced = inner.entries.iter().take(inner.announced).filter(|completion| completion.qpn != qpn).count();
-        inner.entries.retain(|completion| completion.qpn != qpn);
-        self.length.store(inner.entries.len(), Ordering::Release);
-    }
 }
 
 impl CompletionSink for CompletionQueue {
@@ -213,6 +216,23 @@ impl CompletionSink for CompletionQueue {
         if let Some(observer) = &self.observer {
             observer();
         }
-        if overrun { Err(Overrun) } else { Ok(()) }
+        if overrun || self.has_overrun() { Err(Overrun) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn has_overrun(&self) -> bool {
+        self.overrun.load(Ordering::Relaxed)
+    }
+
+    fn claim_overrun(&self) -> bool {
+        !self.claimed.swap(true, Ordering::Relaxed)
+    }
+
+    // IBTA Vol 1, 11.2.4.4 leaves the fate of these completions undefined, but programs expect them to be gone.
+    fn purge(&self, qpn: Qpn) {
+        let mut inner = self.lock();
+        inner.announced = inner.entries.iter().take(inner.announced).filter(|completion| completion.qpn != qpn).count();
+        inner.entries.retain(|completion| completion.qpn != qpn);
+        self.length.store(inner.entries.len(), Ordering::Release);
     }
 }

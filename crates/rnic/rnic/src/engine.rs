@@ -1,10 +1,11 @@
-//! The device, with its objects and one engine. The documentation of [`Rnic`] states the order of calls of a driver.
+//! One engine of a device. The documentation of [`Rnic`] states the order of calls of a driver.
 
 mod faults;
 mod multicast;
 #[allow(unsafe_code)]
 mod objects;
 mod pull;
+mod strays;
 mod traffic;
 
 use std::cmp::Reverse;
@@ -20,22 +21,21 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use crate::commons::{Commons, Halt};
-use crate::completion::CompletionQueue;
 use crate::congestion::Window;
+use crate::device::DeviceObjects;
 use crate::limits::LIMITS;
-use crate::memory::{Memory, RegionTable};
+use crate::memory::{Memory, RegionDirectory};
 use crate::policy::Policy;
 use crate::qp::Qp;
-use crate::shared::SharedReceiveQueue;
+use crate::transmit::{ENGINE_SHIFT, EngineId};
 
 pub use pull::{Part, Pulled, Ready};
+pub use strays::Stray;
 
 /// Maximum average number of entries per queue pair in the timer list. When a queue pair gets an earlier deadline, its
 /// old entry stays in the list. Above this average, the device removes such outdated entries.
 const TIMERS_PER_QP: usize = 8;
 
-// Bits of a QPN below the engine identifier. QPNs 0 and 1 are reserved.
-const ENGINE_SHIFT: u32 = 20;
 const _: () = assert!(
     LIMITS.max_qps * 4 < 1 << ENGINE_SHIFT,
     "at most a quarter of the QPNs may be in use, so that a random QPN is usually free"
@@ -87,7 +87,7 @@ pub struct Objects {
     pub pds: usize,
     /// Completion queues.
     pub cqs: usize,
-    /// Entries for completion queues. Each engine has an entry for each completion queue.
+    /// Entries for completion queues. Each engine has an entry for each completion queue that its queue pairs use.
     pub cq_ports: usize,
     /// Shared receive queues.
     pub srqs: usize,
@@ -111,18 +111,28 @@ pub struct Objects {
     pub events: usize,
 }
 
-struct Cq {
-    queue: Arc<CompletionQueue>,
-    port: u32,
-    users: u32,
+impl Objects {
+    /// Returns the numbers of these objects with those of another engine of the same device.
+    pub fn with_engine(&self, other: &Self) -> Self {
+        Self {
+            cq_ports: self.cq_ports + other.cq_ports,
+            qps: self.qps + other.qps,
+            qpns: self.qpns + other.qpns,
+            destinations: self.destinations + other.destinations,
+            addresses: self.addresses + other.addresses,
+            groups: self.groups + other.groups,
+            stale_keys: self.stale_keys + other.stale_keys,
+            ..*self
+        }
+    }
 }
 
-struct Srq {
-    queue: Arc<SharedReceiveQueue>,
-    users: u32,
-}
-
-/// An RNIC.
+/// An RNIC: one engine of a device, and the only one unless the driver [adds](Self::add_engine) further engines.
+///
+/// The upper four bits of a queue pair number name the engine of the queue pair. Each engine handles the packets of its
+/// own queue pairs, so the driver passes each packet to the engine that its destination QPN names. Any thread may call
+/// an engine without a lock of the others. All other objects belong to the device, and each engine creates and destroys
+/// them.
 ///
 /// The device holds no socket, reads no clock and starts no thread. Each time is a number of nanoseconds that never
 /// decreases. A driver calls the device in this order:
@@ -149,20 +159,19 @@ struct Srq {
 pub struct Rnic {
     config: Config,
     core: Commons,
+    engine: EngineId,
+    device: Arc<DeviceObjects>,
     qps: Slab<Qp>,
     by_number: FxHashMap<u32, u32>,
-    regions: Arc<RegionTable>,
-    pds: Slab<()>,
-    cqs: Slab<Cq>,
-    srqs: Slab<Srq>,
     by_address: FxHashMap<IpAddr, usize>,
     /// Slots of the queue pairs that are attached to each multicast group.
     groups: FxHashMap<IpAddr, Vec<u32>>,
     timers: BinaryHeap<Reverse<(u64, u32, Qpn)>>,
+    /// Packets to queue pairs of other engines.
+    strays: Vec<Stray>,
     /// Held acknowledgements, ordered by time: the time at which the acknowledgement became due, and the slot and the
     /// number of its queue pair.
     held_acks: VecDeque<(u64, u32, Qpn)>,
-    key_rng: ChaCha12Rng,
     qpn_rng: ChaCha12Rng,
     psn_rng: ChaCha12Rng,
 }
@@ -171,6 +180,17 @@ impl std::fmt::Debug for Rnic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rnic").field("config", &self.config).field("qps", &self.qps.len()).finish_non_exhaustive()
     }
+}
+
+/// Numbers of the streams of random numbers: one for keys, and one for each engine's QPNs and PSNs.
+const KEY_STREAM: u64 = 0;
+
+fn qpn_stream(engine: EngineId) -> u64 {
+    1 + 2 * u64::from(engine.0)
+}
+
+fn psn_stream(engine: EngineId) -> u64 {
+    2 + 2 * u64::from(engine.0)
 }
 
 /// Returns a random number generator with the seed of the device. Different stream numbers give independent sequences.
@@ -188,35 +208,53 @@ impl Rnic {
 
     /// Creates a device with a policy other than the default.
     pub fn with_policy(config: Config, policy: Policy, notifier: Option<Notifier>) -> Self {
-        let regions = Arc::new(RegionTable::default());
+        let device = DeviceObjects::new(EventQueue::new(notifier), stream_of(&config, KEY_STREAM));
+        Self::of_device(config, policy, EngineId(0), Arc::new(device))
+    }
+
+    /// Adds an engine to the device, with the same options and policy. Returns `None` if the device has its maximum
+    /// number of engines.
+    pub fn add_engine(&self) -> Option<Self> {
+        let engine = self.device.add_engine()?;
+        let mut added = Self::of_device(self.config, self.core.policy, engine, Arc::clone(&self.device));
+        added.core.acks_may_wait = self.core.acks_may_wait;
+        added.core.memory.checks_late = self.core.memory.checks_late;
+        Some(added)
+    }
+
+    fn of_device(config: Config, policy: Policy, engine: EngineId, device: Arc<DeviceObjects>) -> Self {
         let inbound = Window::new(config.receive_buffer_bytes, policy.max_window_bytes);
         let read_piece_cost = match policy.read_pieces_per_window {
             0 => u64::MAX,
             pieces => inbound.limit() / pieces,
         };
-        let events = Arc::new(EventQueue::new(notifier));
+        let memory = Memory::new(Arc::clone(&device.regions) as Arc<dyn RegionDirectory>);
+        let core = Commons::new(policy, memory, Arc::clone(&device.events), inbound, read_piece_cost);
         Self {
             config,
-            core: Commons::new(policy, Memory::new(regions.clone()), events, inbound, read_piece_cost),
+            core,
+            engine,
+            device,
             qps: Slab::new(),
             by_number: FxHashMap::default(),
-            regions,
-            pds: Slab::new(),
-            cqs: Slab::new(),
-            srqs: Slab::new(),
             by_address: FxHashMap::default(),
             groups: FxHashMap::default(),
             timers: BinaryHeap::new(),
+            strays: Vec::new(),
             held_acks: VecDeque::new(),
-            key_rng: stream_of(&config, 0),
-            qpn_rng: stream_of(&config, 1),
-            psn_rng: stream_of(&config, 2),
+            qpn_rng: stream_of(&config, qpn_stream(engine)),
+            psn_rng: stream_of(&config, psn_stream(engine)),
         }
     }
 
     /// Returns the options of the device.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Returns the identifier of this engine.
+    pub fn engine(&self) -> EngineId {
+        self.engine
     }
 
     /// Returns the policy of the device.
@@ -266,14 +304,15 @@ impl Rnic {
         }
     }
 
-    /// Returns the numbers of the device's objects.
+    /// Returns the numbers of the device's objects. Queue pairs and the entries for them are those of this engine.
     pub fn objects(&self) -> Objects {
-        let (regions, windows) = self.regions.counts();
+        let (regions, windows) = self.device.regions.counts();
+        let counts = self.device.counts();
         Objects {
-            pds: self.pds.len(),
-            cqs: self.cqs.len(),
+            pds: counts.pds,
+            cqs: counts.cqs,
             cq_ports: self.core.cq_count(),
-            srqs: self.srqs.len(),
+            srqs: counts.srqs,
             qps: self.qps.len(),
             qpns: self.by_number.len(),
             regions,
@@ -281,7 +320,7 @@ impl Rnic {
             destinations: self.core.destinations.len(),
             addresses: self.by_address.len(),
             groups: self.groups.len(),
-            stale_keys: self.core.memory.stale_keys(),
+            stale_keys: self.core.memory.stale_keys() + self.device.stale_keys(),
             events: self.core.events.waiting(),
         }
     }
@@ -291,14 +330,19 @@ impl Rnic {
     /// guessable.
     #[doc(hidden)]
     pub fn repeat_numbers(&mut self) {
-        self.key_rng = stream_of(&self.config, 0);
-        self.qpn_rng = stream_of(&self.config, 1);
+        self.device.replace_key_rng(stream_of(&self.config, KEY_STREAM));
+        self.qpn_rng = stream_of(&self.config, qpn_stream(self.engine));
     }
 
-    /// Puts all queue pairs into the error state, as a fatal error of the device does (IBTA Vol 1, 11.6.3). Raises
-    /// [`AsyncEvent::DeviceFatal`].
+    /// Raises [`AsyncEvent::DeviceFatal`] (IBTA Vol 1, 11.6.3), and puts the queue pairs of this engine into the error
+    /// state. The caller then calls [`fail_queue_pairs`](Self::fail_queue_pairs) of the other engines.
     pub fn fail(&mut self) {
         self.core.events.push(AsyncEvent::DeviceFatal);
+        self.fail_queue_pairs();
+    }
+
+    /// Puts the queue pairs of this engine into the error state, since the device has failed.
+    pub fn fail_queue_pairs(&mut self) {
         let slots: Vec<u32> = self.qps.iter().map(|(slot, _)| slot as u32).collect();
         for slot in slots {
             self.qps[slot as usize].enter_error(&mut self.core);
@@ -392,7 +436,9 @@ impl Rnic {
                 is_struck = true;
                 continue;
             };
-            self.core.events.push(AsyncEvent::CqError(id));
+            if self.core.claim_overrun(port) {
+                self.core.events.push(AsyncEvent::CqError(id));
+            }
             let users: Vec<u32> = self
                 .qps
                 .iter()

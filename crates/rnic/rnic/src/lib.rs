@@ -88,6 +88,8 @@ mod completion;
 mod completion_tests;
 mod congestion;
 mod deadline;
+#[allow(unsafe_code)]
+mod device;
 mod engine;
 mod faults;
 mod limits;
@@ -109,8 +111,9 @@ mod work;
 
 pub use completion::{CompletionQueue, CompletionSink};
 pub use deadline::earliest;
+pub use device::SharedReceives;
 pub use engine::{Backlog, Config, Objects, Rnic};
-pub use engine::{Part, Pulled, Ready};
+pub use engine::{Part, Pulled, Ready, Stray};
 pub use faults::{Completed, CompletionFate, CompletionFaults};
 pub use limits::LIMITS;
 pub use memory::{
@@ -120,6 +123,6 @@ pub use memory::{
 pub use policy::{ACK_HOLD_NS, Policy};
 pub use shared::{ReceiveSource, SharedReceiveQueue};
 pub use transmit::{
-    Budget, EngineId, Filter, LENT_PAYLOAD_BYTES_MIN, Loan, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch,
-    TransmitInfo,
+    Budget, ENGINES_MAX, EngineId, Filter, LENT_PAYLOAD_BYTES_MIN, Loan, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run,
+    TransmitBatch, TransmitInfo,
 };

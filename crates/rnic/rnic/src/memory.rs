@@ -1,6 +1,7 @@
 //! Registered memory: regions, their keys, and all accesses of an RNIC to regions.
 //!
-//! This module contains all `unsafe` code of the crate, apart from the registration of memory in `engine/objects.rs`.
+//! This module contains all `unsafe` code of the crate, apart from the registration of memory in `device.rs` and
+//! `engine/objects.rs`.
 //! Callers of the registration promise that the memory stays valid. The program and its peers may access a region at
 //! any time. This module therefore never creates a Rust reference to the bytes of a region. `guarded.rs` copies bytes
 //! through raw pointers. It uses release ordering to store the bytes that programs poll.

@@ -19,7 +19,7 @@ use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 use crate::commons::Commons;
 use crate::memory::Through;
 use crate::shared::ReceiveSource;
-use crate::transmit::Path;
+use crate::transmit::{EngineId, Path};
 use crate::work::{RecvWqe, SendQueue, SendWqe};
 
 pub(crate) use post::check_receive;
@@ -304,6 +304,7 @@ impl Qp {
         // If the program had requested the event "send queue drained", a move to another state without `sqd_notify`
         // cancels this request.
         s.sqd_notify = set.sqd_notify.unwrap_or(s.sqd_notify && to == from);
+        self.path.engine = EngineId::of(s.dest_qpn);
         if set.address.is_some() {
             self.path.destination = s.peer.destination;
             self.path.traffic_class = s.peer.traffic_class;

@@ -20,14 +20,29 @@ pub const MAX_RUN_BYTES: usize = 65_507;
 /// second copy.
 pub const LENT_PAYLOAD_BYTES_MIN: u32 = 1024;
 
+/// Bits of a QPN below the engine identifier.
+pub(crate) const ENGINE_SHIFT: u32 = 20;
+
+/// Maximum number of engines of a device.
+pub const ENGINES_MAX: usize = 16;
+
 /// Identifier of one engine of a device: the upper four bits of its QPNs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EngineId(pub u8);
 
+impl EngineId {
+    /// Returns the engine of the queue pair with this number.
+    #[inline]
+    pub fn of(qpn: Qpn) -> Self {
+        Self((qpn.get() >> ENGINE_SHIFT) as u8)
+    }
+}
+
 /// Destination of a packet and values of its outer headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Engine that sends the packet.
+    /// Engine of the destination queue pair, as its QPN names it. The packets of one run have the same engine, so that
+    /// the destination device can pass the run to that engine as a whole.
     pub engine: EngineId,
     /// The address of the destination device.
     pub destination: IpAddr,
@@ -374,17 +389,14 @@ pub enum Filter {
     All,
     /// One queue pair.
     QueuePair(Qpn),
-    /// The queue pairs of one engine.
-    Engine(EngineId),
 }
 
 impl Filter {
     /// Returns whether the filter selects this queue pair.
-    pub(crate) fn wants(self, qpn: Qpn, engine: EngineId) -> bool {
+    pub(crate) fn wants(self, qpn: Qpn) -> bool {
         match self {
             Self::All => true,
             Self::QueuePair(wanted) => wanted == qpn,
-            Self::Engine(wanted) => wanted == engine,
         }
     }
 }

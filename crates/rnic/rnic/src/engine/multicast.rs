@@ -6,7 +6,6 @@ use doorbell_verbs_core::{ObjectError, QpKind};
 use doorbell_wire::{BthRepr, Outer, Qpn};
 
 use super::Rnic;
-use crate::limits::LIMITS;
 use crate::memory::Packet;
 
 /// Destination QPN of datagrams to a multicast group (IBTA Vol 1, 9.2.6).
@@ -14,7 +13,7 @@ pub(super) const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
 
 impl Rnic {
     /// Attaches a UD queue pair to a multicast group. Attaching a queue pair again changes nothing. Returns true if the
-    /// queue pair is the first of the group: then the link must join the group.
+    /// queue pair is the first one of this engine in the group: then the link of the engine must join the group.
     ///
     /// # Errors
     ///
@@ -32,8 +31,8 @@ impl Rnic {
             });
         }
         let is_first = !self.groups.contains_key(&group);
-        if is_first && self.groups.len() >= LIMITS.max_groups {
-            return Err(ObjectError::Exhausted("multicast groups"));
+        if is_first {
+            self.device.join_group(group)?;
         }
         let attached = self.groups.entry(group).or_default();
         if !attached.contains(&slot) {
@@ -42,8 +41,8 @@ impl Rnic {
         Ok(is_first)
     }
 
-    /// Detaches a queue pair from a multicast group. Returns true if the group has no queue pair left: then the link
-    /// may leave the group.
+    /// Detaches a queue pair from a multicast group. Returns true if the group has no queue pair of this engine left:
+    /// then the link of the engine may leave the group.
     ///
     /// # Errors
     ///
@@ -57,14 +56,18 @@ impl Rnic {
         let was_last = attached.is_empty();
         if was_last {
             self.groups.remove(&group);
+            self.device.leave_group(group);
         }
         Ok(was_last)
     }
 
     /// Detaches a queue pair that is being destroyed from all groups.
     pub(super) fn detach_from_all(&mut self, slot: u32) {
-        self.groups.retain(|_, attached| {
+        self.groups.retain(|&group, attached| {
             attached.retain(|&other| other != slot);
+            if attached.is_empty() {
+                self.device.leave_group(group);
+            }
             !attached.is_empty()
         });
     }

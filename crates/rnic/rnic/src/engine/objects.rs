@@ -10,27 +10,24 @@ use doorbell_verbs_core::{
 use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use rand_core::Rng;
 
-use super::{Cq, ENGINE_SHIFT, Rnic, Srq};
+use super::Rnic;
+use super::multicast::MULTICAST_QPN;
 use crate::commons::frame_overhead;
-use crate::completion::{CompletionQueue, CompletionSink};
+use crate::completion::CompletionQueue;
 use crate::congestion::{Destination, Window};
+use crate::device::SharedReceives;
 use crate::limits::LIMITS;
 use crate::memory::{Pager, Region};
 use crate::qp::{Qp, ReceiveQueue, ReceiveRing, Requester, Responder, Settings};
 use crate::shared::{ReceiveSource, SharedReceiveQueue};
-use crate::transmit::{EngineId, Path};
+use crate::transmit::{ENGINE_SHIFT, EngineId, Path};
 use crate::work::SendQueue;
-
-/// Rejects a region without bytes, as the kernel does for every RNIC, since such a region has no page to pin.
-fn expect_bytes(length: usize) -> Result<(), ObjectError> {
-    check_range("the length of a memory region", length, 1, usize::MAX)
-}
 
 /// Creation, modification and destruction of objects.
 impl Rnic {
     /// Creates a protection domain.
     pub fn create_pd(&mut self) -> PdId {
-        PdId(self.pds.insert(()) as u32)
+        self.device.create_pd()
     }
 
     /// Destroys an unused protection domain.
@@ -40,27 +37,7 @@ impl Rnic {
     /// There is no such protection domain, or a queue pair, a shared receive queue, a memory region or a memory window
     /// still uses the protection domain.
     pub fn destroy_pd(&mut self, pd: PdId) -> Result<(), ObjectError> {
-        self.check_pd(pd)?;
-        let users = if self.qps.iter().any(|(_, qp)| qp.pd == pd) {
-            Some("a queue pair")
-        } else if self.srqs.iter().any(|(_, srq)| srq.queue.pd() == pd) {
-            Some("a shared receive queue")
-        } else if self.regions.count_of(pd) > 0 {
-            Some("a memory region")
-        } else if self.regions.count_windows_of(pd) > 0 {
-            Some("a memory window")
-        } else {
-            None
-        };
-        if let Some(users) = users {
-            return Err(ObjectError::Busy { what: "protection domain", users });
-        }
-        self.pds.remove(pd.0 as usize);
-        Ok(())
-    }
-
-    fn check_pd(&self, pd: PdId) -> Result<(), ObjectError> {
-        if self.pds.contains(pd.0 as usize) { Ok(()) } else { Err(ObjectError::Unknown("protection domain")) }
+        self.device.destroy_pd(pd)
     }
 
     /// Registers memory.
@@ -72,9 +49,10 @@ impl Rnic {
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped until [`deregister`](Self::deregister) returns, and also writable if `access` allows
-    /// writing. If `owner` owns the memory, it must instead stay mapped and writable as long as `owner` lives. No Rust
-    /// reference may exist to bytes of the memory that a work request or a peer may write.
+    /// The memory must stay mapped until [`deregister`](Self::deregister) and
+    /// [`forget_gone`](Self::forget_gone) of each other engine return, and also writable if `access` allows writing. If
+    /// `owner` owns the memory, it must instead stay mapped and writable as long as `owner` lives. No Rust reference
+    /// may exist to bytes of the memory that a work request or a peer may write.
     pub unsafe fn register(
         &mut self,
         pd: PdId,
@@ -109,12 +87,8 @@ impl Rnic {
         owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
         pager: Option<Arc<dyn Pager>>,
     ) -> Result<Arc<Region>, ObjectError> {
-        self.check_pd(pd)?;
-        expect_bytes(length)?;
-        let rng = &mut self.key_rng;
-        // SAFETY: `insert` has the same contract as this function, and the caller keeps that contract.
-        unsafe { self.regions.insert(pd, base, length, address, access, owner, pager, || rng.next_u32()) }
-            .ok_or(ObjectError::Region { address, length })
+        // SAFETY: both functions have the same contract, which the caller keeps.
+        unsafe { self.device.register(pd, base, length, address, access, owner, pager) }
     }
 
     /// Registers a region without memory, for local use. Reads return zeros, and writes are lost. The region accepts
@@ -124,9 +98,7 @@ impl Rnic {
     ///
     /// There is no such protection domain, or the device already has its maximum number of regions.
     pub fn register_null(&mut self, pd: PdId) -> Result<Arc<Region>, ObjectError> {
-        self.check_pd(pd)?;
-        let rng = &mut self.key_rng;
-        self.regions.insert_null(pd, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory regions"))
+        self.device.register_null(pd)
     }
 
     /// Registers a region again, with other memory, rights or protection domain. The keys of the region stay valid.
@@ -140,8 +112,8 @@ impl Rnic {
     ///
     /// # Safety
     ///
-    /// As for [`register`](Self::register). The memory of the old region may be unmapped after this function has
-    /// returned.
+    /// As for [`register`](Self::register). The memory of the old region may be unmapped after this function and
+    /// [`forget_gone`](Self::forget_gone) of each other engine have returned.
     pub unsafe fn reregister(
         &mut self,
         region: &Region,
@@ -151,13 +123,10 @@ impl Rnic {
         address: u64,
         access: Access,
     ) -> Result<Arc<Region>, ObjectError> {
-        self.check_pd(pd)?;
-        expect_bytes(length)?;
-        let key = region.lkey().0;
         // SAFETY: the caller keeps the contract of this function. The engine forgets the old region before this
         // function returns.
-        let renewed = unsafe { self.regions.replace(key, pd, base, length, address, access) };
-        self.core.memory.forget_gone();
+        let renewed = unsafe { self.device.reregister(region, pd, base, length, address, access) };
+        self.forget_gone();
         renewed
     }
 
@@ -178,18 +147,25 @@ impl Rnic {
     /// Sets the pager of regions that are registered with [`Access::ON_DEMAND`] from now on. Without a pager, such
     /// regions behave like all other regions.
     pub fn page_with(&mut self, pager: Arc<dyn Pager>) {
-        self.regions.page_with(pager);
+        self.device.regions.page_with(pager);
     }
 
-    /// Deregisters a region. After this call returns, the RNIC does not access the memory of the region.
+    /// Deregisters a region. After this call returns, this engine does not access the memory of the region. The caller
+    /// then calls [`forget_gone`](Self::forget_gone) of each other engine.
     ///
     /// # Errors
     ///
     /// The region is not registered, or a memory window is bound to the region.
     pub fn deregister(&mut self, region: &Region) -> Result<(), ObjectError> {
-        self.regions.remove(region.lkey().0)?;
-        self.core.memory.forget_gone();
+        self.device.deregister(region)?;
+        self.forget_gone();
         Ok(())
+    }
+
+    /// Makes this engine forget regions and windows that another engine has destroyed. After this call returns, this
+    /// engine does not access their memory.
+    pub fn forget_gone(&mut self) {
+        self.core.memory.forget_gone();
     }
 
     /// Creates an unbound memory window and returns its key.
@@ -198,20 +174,18 @@ impl Rnic {
     ///
     /// There is no such protection domain, or the device already has its maximum number of memory windows.
     pub fn create_window(&mut self, pd: PdId, kind: WindowKind) -> Result<RKey, ObjectError> {
-        self.check_pd(pd)?;
-        let rng = &mut self.key_rng;
-        self.regions.insert_window(pd, kind, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory windows"))
+        self.device.create_window(pd, kind)
     }
 
-    /// Destroys a memory window. `rkey` is the current key of the window or an earlier one. After this call returns, no
-    /// peer reaches memory through the window.
+    /// Destroys a memory window. `rkey` is the current key of the window or an earlier one. After this call and
+    /// [`forget_gone`](Self::forget_gone) of each other engine return, no peer reaches memory through the window.
     ///
     /// # Errors
     ///
     /// No memory window has or had this key.
     pub fn destroy_window(&mut self, rkey: RKey) -> Result<(), ObjectError> {
-        self.regions.remove_window(rkey)?;
-        self.core.memory.forget_gone();
+        self.device.destroy_window(rkey)?;
+        self.forget_gone();
         Ok(())
     }
 
@@ -225,7 +199,7 @@ impl Rnic {
         depth: usize,
         notifier: Option<Notifier>,
     ) -> Result<(CqId, Arc<CompletionQueue>), ObjectError> {
-        self.enter_cq(depth, |depth| CompletionQueue::new(depth, notifier))
+        self.device.create_cq(depth, |depth| CompletionQueue::new(depth, notifier))
     }
 
     /// Creates a completion queue that also calls `observer` whenever an engine adds completions.
@@ -239,29 +213,12 @@ impl Rnic {
         notifier: Option<Notifier>,
         observer: Notifier,
     ) -> Result<(CqId, Arc<CompletionQueue>), ObjectError> {
-        self.enter_cq(depth, |depth| CompletionQueue::observed(depth, notifier, observer))
-    }
-
-    fn enter_cq(
-        &mut self,
-        depth: usize,
-        make: impl FnOnce(usize) -> CompletionQueue,
-    ) -> Result<(CqId, Arc<CompletionQueue>), ObjectError> {
-        check_range("the completion queue's depth", depth, 1, LIMITS.max_cq_depth)?;
-        if self.cqs.len() >= LIMITS.max_cqs {
-            return Err(ObjectError::Exhausted("completion queues"));
-        }
-        let queue = Arc::new(make(depth));
-        let entry = self.cqs.vacant_entry();
-        let id = entry.key() as u32;
-        let port = self.core.add_cq(id, Arc::clone(&queue) as Arc<dyn CompletionSink>);
-        entry.insert(Cq { queue: Arc::clone(&queue), port, users: 0 });
-        Ok((CqId(id), queue))
+        self.device.create_cq(depth, |depth| CompletionQueue::observed(depth, notifier, observer))
     }
 
     /// Returns the completion queue itself, from which a program reaps without access to the RNIC.
-    pub fn completion_queue(&self, cq: CqId) -> Option<&Arc<CompletionQueue>> {
-        self.cqs.get(cq.0 as usize).map(|cq| &cq.queue)
+    pub fn completion_queue(&self, cq: CqId) -> Option<Arc<CompletionQueue>> {
+        self.device.completion_queue(cq)
     }
 
     /// Changes the maximum number of entries of a completion queue.
@@ -290,14 +247,7 @@ impl Rnic {
     ///
     /// There is no such completion queue, or a queue pair uses the completion queue.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ObjectError> {
-        let entry = self.cqs.get(cq.0 as usize).ok_or(ObjectError::Unknown("completion queue"))?;
-        if entry.users > 0 {
-            return Err(ObjectError::Busy { what: "completion queue", users: "a queue pair" });
-        }
-        let entry = self.cqs.remove(cq.0 as usize);
-        self.core.remove_cq(entry.port);
-        self.core.events.purge(EventSource::Cq(cq));
-        Ok(())
+        self.device.destroy_cq(cq)
     }
 
     /// Reaps completions, like [`CompletionQueue::poll`].
@@ -306,7 +256,7 @@ impl Rnic {
     ///
     /// The errors of [`CompletionQueue::poll`]. If there is no such queue, the call reaps nothing and returns no error.
     pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, Overrun> {
-        self.cqs.get(cq.0 as usize).map_or(Ok(0), |cq| cq.queue.poll(out))
+        self.completion_queue(cq).map_or(Ok(0), |queue| queue.poll(out))
     }
 
     /// Creates a shared receive queue.
@@ -321,17 +271,13 @@ impl Rnic {
         depth: usize,
         max_sges: usize,
     ) -> Result<(SrqId, Arc<SharedReceiveQueue>), ObjectError> {
-        self.check_pd(pd)?;
-        check_range("the shared receive queue's depth", depth, 1, LIMITS.max_queue_depth)?;
-        check_range("the scatter-gather elements of a receive", max_sges, 1, LIMITS.max_sges)?;
-        if self.srqs.len() >= LIMITS.max_srqs {
-            return Err(ObjectError::Exhausted("shared receive queues"));
-        }
-        let entry = self.srqs.vacant_entry();
-        let id = entry.key() as u32;
-        let queue = Arc::new(SharedReceiveQueue::new(id, pd, depth, max_sges, Arc::clone(&self.core.events)));
-        entry.insert(Srq { queue: Arc::clone(&queue), users: 0 });
-        Ok((SrqId(id), queue))
+        let (hides_receives, checks_late) = (self.core.policy.waits_for_doorbells, self.core.memory.checks_late);
+        self.device.create_srq(pd, depth, max_sges, hides_receives, checks_late)
+    }
+
+    /// Returns the shared receive queue with the check of posted receives, for posts without access to an engine.
+    pub fn shared_receives(&self, srq: SrqId) -> Option<Arc<SharedReceives>> {
+        self.device.shared_receives(srq)
     }
 
     /// Destroys a shared receive queue.
@@ -340,16 +286,10 @@ impl Rnic {
     ///
     /// There is no such shared receive queue, or a queue pair uses the shared receive queue.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ObjectError> {
-        let entry = self.srqs.get(srq.0 as usize).ok_or(ObjectError::Unknown("shared receive queue"))?;
-        if entry.users > 0 {
-            return Err(ObjectError::Busy { what: "shared receive queue", users: "a queue pair" });
-        }
-        self.srqs.remove(srq.0 as usize).queue.retire();
-        self.core.events.purge(EventSource::Srq(srq));
-        Ok(())
+        self.device.destroy_srq(srq)
     }
 
-    /// Creates a queue pair, in the reset state.
+    /// Creates a queue pair of this engine, in the reset state.
     ///
     /// # Errors
     ///
@@ -358,40 +298,22 @@ impl Rnic {
     /// maximum number of queue pairs.
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, ObjectError> {
         let c = init.capacities;
-        self.check_pd(init.pd)?;
         check_range("max_send_wr", c.max_send_wr, 0, LIMITS.max_queue_depth)?;
         check_range("max_recv_wr", c.max_recv_wr, 0, LIMITS.max_queue_depth)?;
         check_range("max_send_sge", c.max_send_sge, 0, LIMITS.max_sges)?;
         check_range("max_recv_sge", c.max_recv_sge, 0, LIMITS.max_sges)?;
         check_range("max_inline", c.max_inline, 0, LIMITS.max_inline)?;
-        if self.qps.len() >= LIMITS.max_qps {
-            return Err(ObjectError::Exhausted("queue pairs"));
-        }
-        let unknown = ObjectError::Unknown("completion queue");
-        let send_port = self.cqs.get(init.send_cq.0 as usize).ok_or(unknown)?.port;
-        let recv_port = self.cqs.get(init.recv_cq.0 as usize).ok_or(unknown)?.port;
-        let rq = match init.srq {
-            Some(srq) => {
-                let srq = self.srqs.get_mut(srq.0 as usize).ok_or(ObjectError::Unknown("shared receive queue"))?;
-                if srq.queue.pd() != init.pd {
-                    return Err(ObjectError::ForeignPd("shared receive queue"));
-                }
-                srq.users += 1;
-                ReceiveQueue::Shared(Arc::clone(&srq.queue) as Arc<dyn ReceiveSource>)
-            }
+        let queues = self.device.enter_qp(&init)?;
+        let rq = match queues.shared {
+            Some(shared) => ReceiveQueue::Shared(shared as Arc<dyn ReceiveSource>),
             None => {
                 let (depth, max_sges) = (c.max_recv_wr, c.max_recv_sge);
                 ReceiveQueue::Own { ring: ReceiveRing::default(), depth, max_sges }
             }
         };
-        self.cqs[init.send_cq.0 as usize].users += 1;
-        self.cqs[init.recv_cq.0 as usize].users += 1;
-        let qpn = loop {
-            let number = self.qpn_rng.next_u32() & ((1 << ENGINE_SHIFT) - 1);
-            if number > 1 && !self.by_number.contains_key(&number) {
-                break Qpn::new(number);
-            }
-        };
+        let send_cq = self.core.use_cq(init.send_cq.0, queues.send);
+        let recv_cq = self.core.use_cq(init.recv_cq.0, queues.receive);
+        let qpn = self.unused_qpn();
         let unset = AddressVector::to(self.config.address);
         let sq = SendQueue::new(c.max_send_wr, c.max_send_sge, c.max_inline, init.kind == QpKind::Ud);
         let slot = self.qps.insert(Qp {
@@ -416,8 +338,8 @@ impl Rnic {
                 sqd_notify: false,
             },
             signal_all: init.signal_all,
-            send_cq: send_port,
-            recv_cq: recv_port,
+            send_cq,
+            recv_cq,
             sq,
             rq,
             req: Requester::new(0, &self.core.policy),
@@ -444,6 +366,18 @@ impl Rnic {
         Ok(qpn)
     }
 
+    /// Returns a random number of this engine that no queue pair has.
+    fn unused_qpn(&mut self) -> Qpn {
+        loop {
+            let number = self.qpn_rng.next_u32() & ((1 << ENGINE_SHIFT) - 1);
+            let qpn = Qpn::new(u32::from(self.engine.0) << ENGINE_SHIFT | number);
+            // The numbers 0 and 1 are reserved.
+            if number > 1 && qpn != MULTICAST_QPN && !self.by_number.contains_key(&qpn.get()) {
+                return qpn;
+            }
+        }
+    }
+
     /// Destroys a queue pair and its completions that the program has not reaped.
     ///
     /// # Errors
@@ -468,16 +402,12 @@ impl Rnic {
         self.wake(next);
         self.core.events.purge(EventSource::Qp(qpn));
         self.core.purge(qpn);
-        self.regions.unbind_windows_of(qpn); // a later queue pair may get the same number, but has other peers
-        let init = qp.init;
-        for cq in [init.send_cq, init.recv_cq] {
-            let cq = &mut self.cqs[cq.0 as usize];
-            cq.users -= 1;
-            cq.queue.purge(qpn);
+        self.device.regions.unbind_windows_of(qpn); // a later queue pair may get the same number, but has other peers
+        for port in [qp.send_cq, qp.recv_cq] {
+            self.core.sink_of(port).purge(qpn);
+            self.core.release_cq(port);
         }
-        if let Some(srq) = init.srq {
-            self.srqs[srq.0 as usize].users -= 1;
-        }
+        self.device.leave_qp(&qp.init);
         Ok(())
     }
 
@@ -485,8 +415,8 @@ impl Rnic {
     fn purge_completions(&mut self, slot: u32) {
         let qp = &self.qps[slot as usize];
         self.core.purge(qp.qpn);
-        for cq in [qp.init.send_cq, qp.init.recv_cq] {
-            self.cqs[cq.0 as usize].queue.purge(qp.qpn);
+        for port in [qp.send_cq, qp.recv_cq] {
+            self.core.sink_of(port).purge(qp.qpn);
         }
     }
 

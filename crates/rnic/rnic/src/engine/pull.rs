@@ -87,8 +87,8 @@ impl Rnic {
 
     /// Makes hidden receives of a shared receive queue visible to the device: the oldest ones, `receives` in number.
     pub fn ring_shared_receives(&mut self, srq: SrqId, receives: usize) {
-        if let Some(srq) = self.srqs.get(srq.0 as usize) {
-            srq.queue.ring(receives);
+        if let Some(shared) = self.shared_receives(srq) {
+            shared.queue().ring(receives);
         }
     }
 

@@ -12,9 +12,8 @@ use crate::congestion::in_flight_cost;
 use crate::deadline::earliest;
 use crate::memory::Packet;
 use crate::packets::Acknowledgement;
-use crate::qp::{Qp, Stop, check_receive};
+use crate::qp::{Qp, Stop};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
-use crate::work::RecvWqe;
 
 /// Posting of work requests, and handling of packets and timeouts.
 impl Rnic {
@@ -98,25 +97,17 @@ impl Rnic {
         result
     }
 
-    /// Posts a list of receives to a shared receive queue.
+    /// Posts a list of receives to a shared receive queue. A program that has [`SharedReceives`](crate::SharedReceives)
+    /// posts without access to an engine.
     ///
     /// # Errors
     ///
     /// There is no such shared receive queue, the queue is full, or a request has too many scatter-gather elements or
     /// an element outside of writable memory. The error holds the index of the rejected request. The device accepted
     /// the requests before that index.
-    pub fn post_srq_recv(&mut self, srq: SrqId, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        let Some(srq) = self.srqs.get(srq.0 as usize) else {
-            return Err(PostError { index: 0, kind: PostErrorKind::UnknownSrq(srq) });
-        };
-        let queue = &srq.queue;
-        for (index, request) in list.iter().enumerate() {
-            let hidden = self.core.policy.waits_for_doorbells;
-            check_receive(&mut self.core, queue.pd(), queue.max_sges(), request)
-                .and_then(|()| queue.push(RecvWqe::new(queue.pd(), request), hidden))
-                .map_err(|kind| PostError { index, kind })?;
-        }
-        Ok(())
+    pub fn post_srq_recv(&self, srq: SrqId, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        let receives = self.shared_receives(srq);
+        receives.ok_or(PostError { index: 0, kind: PostErrorKind::UnknownSrq(srq) })?.post(list)
     }
 
     /// Handles packets that arrived together from one sender. Each packet extends from the BTH to the padding and is
@@ -134,6 +125,7 @@ impl Rnic {
             let mut packet: Packet<'a> = packet.into();
             self.core.counters.rx_vport_rdma_unicast_packets += 1;
             self.core.counters.rx_vport_rdma_unicast_bytes += packet.len() as u64 + overhead;
+            let whole = packet;
             let Some(header) = packet.split::<BTH_LEN>() else {
                 self.core.counters.rx_malformed += 1;
                 continue;
@@ -150,7 +142,7 @@ impl Rnic {
                         self.settle(slot);
                     }
                     let Some(slot) = self.slot(bth.dest_qpn) else {
-                        self.count_unknown(&bth);
+                        self.handle_unknown(outer, &bth, whole);
                         continue;
                     };
                     last = Some((bth.dest_qpn, slot));
@@ -328,7 +320,7 @@ impl Rnic {
         while left > 0 && passed_over < self.core.ready.len() {
             let Some(slot) = self.core.ready.pop_front() else { break };
             let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
-            if !filter.wants(qp.qpn, qp.path.engine) {
+            if !filter.wants(qp.qpn) {
                 core.ready.push_back(slot);
                 passed_over += 1;
                 continue;
@@ -377,7 +369,7 @@ impl Rnic {
         let mut passed_over = 0;
         while passed_over < core.farewells.len() && *left > 0 && batch.has_room(Acknowledgement::LEN) {
             let Some(farewell) = core.farewells.pop_front() else { break };
-            if !filter.wants(farewell.qpn, farewell.path.engine) {
+            if !filter.wants(farewell.qpn) {
                 core.farewells.push_back(farewell);
                 passed_over += 1;
                 continue;

@@ -7,17 +7,18 @@ use doorbell_wire::Psn;
 
 use super::{Qp, ReceiveQueue};
 use crate::commons::Commons;
+use crate::memory::Memory;
 use crate::work::SendWqe;
 
 /// Checks the scatter-gather elements of a receive.
 pub(crate) fn check_receive(
-    core: &mut Commons,
+    memory: &mut Memory,
     pd: PdId,
     max_sges: usize,
     request: &RecvRequest<'_>,
 ) -> Result<(), PostErrorKind> {
-    let memory = |sge: &Sge, needed| core.memory.check_local(pd, sge, needed);
-    check_sges(request.sges, max_sges, Access::LOCAL_WRITE, memory).map(drop)
+    let check = |sge: &Sge, needed| memory.check_local(pd, sge, needed);
+    check_sges(request.sges, max_sges, Access::LOCAL_WRITE, check).map(drop)
 }
 
 impl Qp {
@@ -83,7 +84,7 @@ impl Qp {
         if ring.len() >= *depth {
             return Err(PostErrorKind::QueueFull { queue: "receive queue", depth: *depth });
         }
-        check_receive(core, self.pd, *max_sges, request)?;
+        check_receive(&mut core.memory, self.pd, *max_sges, request)?;
         ring.push(self.pd, request, core.policy.waits_for_doorbells);
         if self.state == QpState::Error {
             self.flush_receives(core);

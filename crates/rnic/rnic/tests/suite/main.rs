@@ -5,6 +5,7 @@
 mod common;
 
 mod completion;
+mod engines;
 mod fuzz;
 mod lifecycle;
 mod protocol;

@@ -11,7 +11,7 @@ use crate::commons::{Commons, Sent};
 use crate::congestion::in_flight_cost;
 use crate::packets::plain_bth;
 use crate::qp::Qp;
-use crate::transmit::{TransmitBatch, TransmitInfo};
+use crate::transmit::{EngineId, TransmitBatch, TransmitInfo};
 use crate::work::SendWqe;
 
 /// Returns the opcode of one packet of a SEND or WRITE.
@@ -327,6 +327,7 @@ impl Qp {
             path.destination = ud.address.destination;
             path.traffic_class = ud.address.traffic_class;
             path.hop_limit = ud.address.hop_limit;
+            path.engine = EngineId::of(ud.qpn);
             dest_qpn = ud.qpn;
         }
         let mut out = batch.push(&path, len, info);

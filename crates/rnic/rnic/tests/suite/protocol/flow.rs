@@ -3,7 +3,7 @@
 use crate::common::script::{OWN, OWN_PSN, PEER, PEER_PSN, PEER_QPN, Script};
 use crate::common::tally::Hit;
 use crate::common::{Acks, End, Link, World};
-use doorbell_rnic::{Budget, EngineId, Filter, MAX_RUN_BYTES, TransmitBatch};
+use doorbell_rnic::{Budget, Filter, MAX_RUN_BYTES, TransmitBatch};
 use doorbell_verbs_core::{Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest};
 use doorbell_wire::{Opcode, PathMtu, Psn, Qpn};
 
@@ -305,34 +305,6 @@ fn queue_pairs_take_turns() {
     assert_eq!(script.rnic().poll_transmit(now_ns, budget, only, &mut batch), 5);
     assert!(batch.infos().iter().all(|info| info.qpn == qpns[1]), "a packet of another queue pair passed the filter");
     assert_eq!(script.rnic().pending_work(qpns[1]), 20 - 3 - 5);
-}
-
-#[test]
-fn a_batch_may_be_of_one_engine_only() {
-    let (mut script, qpns) = crowd(3);
-    post_each(&mut script, &qpns, 20);
-    let mut batch = TransmitBatch::new(1 << 16, 4);
-    let now_ns = script.world.now_ns;
-    let before = script.rnic().backlog();
-    let mut poll = |script: &mut Script, budget, engine| {
-        batch.clear();
-        let added = script.rnic().poll_transmit(now_ns, budget, Filter::Engine(EngineId(engine)), &mut batch);
-        assert_eq!(batch.infos().len(), added);
-        assert!(batch.runs().iter().all(|run| run.path.engine == EngineId(engine)));
-        batch.infos().iter().map(|info| info.qpn).collect::<Vec<_>>()
-    };
-    // No queue pair belongs to these engines. The calls of `poll_transmit` send no packet, and no queue pair loses a
-    // packet or its turn.
-    for engine in [1, 7, u8::MAX] {
-        assert_eq!(poll(&mut script, Budget::UNLIMITED, engine), []);
-        assert!(script.rnic().wants_transmit() && script.rnic().in_flight_packets() == 0);
-        assert_eq!(script.rnic().backlog(), before);
-    }
-    let one = Budget { packets: 1, bytes: 4096 };
-    let order: Vec<_> = (0..9).flat_map(|_| poll(&mut script, one, 0)).collect();
-    assert_eq!(order, [&qpns[..], &qpns, &qpns].concat());
-    assert_eq!(poll(&mut script, Budget::UNLIMITED, 0).len(), 3 * 20 - 9, "packets are missing");
-    assert!(!script.rnic().wants_transmit());
 }
 
 #[test]
