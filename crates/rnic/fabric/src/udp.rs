@@ -9,6 +9,7 @@ mod control;
 mod counters;
 mod group;
 mod interface;
+mod steering;
 pub(crate) mod sys;
 
 use std::io;
@@ -23,6 +24,7 @@ use doorbell_wire::Outer;
 pub use address::{BindError, BindRequest, DEFAULT_RECEIVE_BUFFER_BYTES, bind};
 pub use counters::UdpCounters;
 pub use interface::{active_mtu, interface_index, interface_mtu, largest_path_mtu};
+pub use steering::bind_engines;
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::own_process::OwnProcess;

@@ -122,7 +122,7 @@ pub enum BindError {
 /// Binds a link.
 ///
 /// The socket has neither SO_REUSEADDR nor SO_REUSEPORT, because two devices with the same address would receive each
-/// other's packets.
+/// other's packets. [`bind_engines`](super::bind_engines) binds several sockets of one device.
 ///
 /// # Errors
 ///
@@ -138,6 +138,15 @@ pub fn bind(request: BindRequest) -> Result<UdpLink, BindError> {
         None => bind_to_free_loopback(port, request.search_after)?,
     };
     equip(socket, &request)
+}
+
+/// Binds a further link of the device with the address `local`, whose socket allows that.
+pub(super) fn bind_beside(local: SocketAddr, request: &BindRequest) -> Result<UdpLink, BindError> {
+    let (address, port) = (local.ip(), local.port());
+    let bound = open(local, true);
+    let bound =
+        bound.map_err(|source| BindError::System { what: "bind a further UDP socket", address, port, source })?;
+    equip(bound, request)
 }
 
 fn bind_to(address: IpAddr, port: u16) -> Result<Bound, BindError> {
@@ -196,10 +205,19 @@ fn try_bind(address: IpAddr, port: u16) -> io::Result<Bound> {
             SocketAddrV6::new(v6, port, 0, scope).into()
         }
     };
+    open(local, false)
+}
+
+/// Opens a socket and binds it. If `shares_address`, other sockets of this user may have the address too, provided that
+/// all of them were opened so.
+fn open(local: SocketAddr, shares_address: bool) -> io::Result<Bound> {
     let opening = Opening::begin();
     let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
-    if address.is_ipv6() {
+    if local.is_ipv6() {
         socket.set_only_v6(true)?;
+    }
+    if shares_address {
+        socket.set_reuse_port(true)?;
     }
     socket.bind(&local.into())?;
     Ok(Bound { socket: OwnProcess::new(socket.into(), &opening), local })

@@ -256,6 +256,23 @@ pub(super) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: i
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Attaches a program to the sockets that share the address of `socket`. It returns the index of the socket, in the
+/// order in which they were bound, that gets a datagram.
+pub(super) fn steer(socket: BorrowedFd<'_>, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies the program, which outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            mem::size_of_val(&program) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Waits until a message arrives or the timeout expires. Returns whether a message arrived.
 pub(super) fn wait_readable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
