@@ -5,7 +5,7 @@ mod looks;
 use std::io;
 use std::net::IpAddr;
 
-use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch, earliest};
+use doorbell_rnic::{Budget, Filter, Rnic, Stray, TransmitBatch, earliest};
 use doorbell_verbs_core::{AsyncEvent, LinkCounters, PortError, PortOrder, PortState};
 use doorbell_wire::ICRC_LEN;
 
@@ -169,7 +169,22 @@ impl<L: Link> Driver<L> {
                 // The kernel removes the GIDs of an interface that is down, and enters them again.
                 events.push(AsyncEvent::GidChange(PORT));
             }
-            PortOrder::DeviceFatal => self.rnic.fail(),
+            PortOrder::DeviceFatal => events.push(AsyncEvent::DeviceFatal),
+        }
+        self.follow_port(now_ns);
+        Ok(())
+    }
+
+    /// Makes this driver use the port of another engine's driver.
+    pub(crate) fn share_port(&mut self, view: PortView) {
+        self.port.share(view);
+    }
+
+    /// Follows a change of the port: after a failure, puts all queue pairs into the error state, and loses the packets
+    /// that are ready if the port is down.
+    pub(crate) fn follow_port(&mut self, now_ns: u64) {
+        if self.port_state().is_err() {
+            self.rnic.fail_queue_pairs();
         }
         if !self.port.is_up() {
             if self.is_link_full() {
@@ -180,7 +195,14 @@ impl<L: Link> Driver<L> {
         if let Some(observation) = &mut self.observation {
             observation.note(now_ns);
         }
-        Ok(())
+    }
+
+    /// Handles a packet that another engine has received.
+    pub(crate) fn receive_stray(&mut self, now_ns: u64, stray: &Stray) {
+        self.rnic.handle_packet(now_ns, &stray.outer, &stray.bytes);
+        if let Some(observation) = &mut self.observation {
+            observation.note(now_ns);
+        }
     }
 
     /// Carries out the orders of a fault plan to the port.

@@ -56,6 +56,11 @@ impl Port {
         &self.view
     }
 
+    /// Uses the state of another engine's port.
+    pub(crate) fn share(&mut self, view: PortView) {
+        self.view = view;
+    }
+
     /// Returns whether packets pass.
     #[inline]
     pub(crate) fn is_up(&self) -> bool {

@@ -31,6 +31,7 @@
 
 mod abandoned;
 mod clock;
+mod engines;
 mod exit;
 mod flush;
 mod habits;
@@ -43,9 +44,8 @@ mod wake;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use doorbell_rnic::{CompletionQueue, Rnic};
 use doorbell_sync::IgnorePoison;
@@ -60,6 +60,8 @@ use crate::port::PortView;
 use clock::Clock;
 pub use clock::VirtualClock;
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
+pub use engines::EngineParts;
+use engines::Inbox;
 pub use exit::flush_before_exit;
 use flush::Flushes;
 use habits::{HABITS, Lingering, Yields};
@@ -109,6 +111,10 @@ struct ThreadState {
     groups: Mutex<Vec<Arc<Joined>>>,
     /// State of the port.
     port: PortView,
+    /// Packets that other engines of the device have received for this one.
+    inbox: Inbox,
+    /// All engines of the device, set if the device was started with its list of engines.
+    engines: OnceLock<Arc<[Weak<ThreadState>]>>,
     /// Callback that the thread calls each time that it wakes up.
     port_service: Mutex<Option<PortService>>,
 }
@@ -132,22 +138,6 @@ impl std::fmt::Debug for DrivenRnic {
 }
 
 impl DrivenRnic {
-    /// Starts the thread that drives `rnic` on `link`. `readable` is the socket of the link, which becomes readable
-    /// when a packet arrives. `port` is the UDP port of this device and its peers.
-    ///
-    /// # Errors
-    ///
-    /// The operating system provides no eventfd or no thread, or cannot block the signals of the new thread.
-    pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnProcess, port: u16) -> io::Result<Self> {
-        let shared = Arc::new(ThreadState::new(Driver::new(rnic, link, port), Clock::Real(Instant::now()))?);
-        let thread = {
-            let shared = Arc::clone(&shared);
-            guard::spawn_without_signals(crate::DRIVER_THREAD, move || shared.run(&readable))?
-        };
-        exit::add(&shared);
-        Ok(Self { shared, thread: Some(thread) })
-    }
-
     /// Returns an RNIC on `link` that lives on a virtual clock. It has no thread. Its callers drive it, and the program
     /// moves the clock, at most to the time of [`poll_timeout`](Self::poll_timeout). `port` is the UDP port of this
     /// device and its peers.
@@ -170,7 +160,7 @@ impl DrivenRnic {
         self.shared.lock().observe(observer, within_ns);
     }
 
-    /// Returns the nanoseconds since [`start`](Self::start) was called, or the time of the virtual clock.
+    /// Returns the nanoseconds since the call of [`start`](Self::start), or the time of the virtual clock.
     pub fn now_ns(&self) -> u64 {
         self.shared.now_ns()
     }
@@ -263,10 +253,11 @@ impl DrivenRnic {
         shared.wakeups.note_poll(found_nothing);
     }
 
-    /// Lingers on behalf of a caller that is about to sleep until it is notified: drives the engine until `notified`
-    /// returns true or a short time is over. Does not linger if recent calls waited without success. Returns true if
-    /// `notified` returned true.
-    pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
+    /// Lingers on behalf of a caller that is about to sleep until it is notified: drives the engine, and those in
+    /// `beside`, until `notified` returns true or a short time is over. Does not linger if recent calls waited without
+    /// success. Returns true if `notified` returned true.
+    pub fn linger(&self, beside: &[&Self], notified: impl Fn() -> bool) -> bool {
+        let engines = || std::iter::once(self).chain(beside.iter().copied());
         let shared = &self.shared;
         if notified() {
             return true;
@@ -284,10 +275,12 @@ impl DrivenRnic {
             let begun_ns = shared.now_ns();
             let (mut now_ns, mut yielded_ns) = (begun_ns, begun_ns);
             let mut looks: u32 = 0;
-            shared.wakeups.begin_lingering();
+            engines().for_each(|engine| engine.shared.wakeups.begin_lingering());
             while now_ns - begun_ns < HABITS.linger_ns {
-                self.drive();
-                self.note_poll(true);
+                for engine in engines() {
+                    engine.drive();
+                    engine.note_poll(true);
+                }
                 if notified() {
                     found = true;
                     break;
@@ -306,7 +299,7 @@ impl DrivenRnic {
                     yielded_ns = now_ns;
                 }
             }
-            shared.wakeups.end_lingering();
+            engines().for_each(|engine| engine.shared.wakeups.end_lingering());
             // Read the clock again: another thread may have run on this processor since.
             let elapsed_ns = shared.now_ns() - begun_ns;
             let mut lingering = shared.lingering.lock().ignore_poison();
@@ -314,7 +307,7 @@ impl DrivenRnic {
             lingering.1 = yields;
         }
         if !found {
-            self.rouse();
+            engines().for_each(Self::rouse);
         }
         found
     }
@@ -396,6 +389,8 @@ impl ThreadState {
         Ok(Self {
             port: driver.port_view(),
             port_service: Mutex::default(),
+            inbox: Inbox::default(),
+            engines: OnceLock::new(),
             driver: Mutex::new(driver),
             waiting: AtomicUsize::new(0),
             logging: AtomicUsize::new(0),
@@ -459,9 +454,10 @@ impl ThreadState {
     fn drive(&self) -> bool {
         guard::admit_thread();
         let Some(mut driver) = self.try_lock() else { return false }; // the holder drives
-        // Without a pump, nothing changes that `leave` would pass on.
-        if driver.look() {
-            return true;
+        if self.inbox.has_packets() {
+            self.receive_strays(&mut driver);
+        } else if driver.look() {
+            return true; // without a pump, nothing changes that `leave` would pass on
         }
         let now_ns = self.now_ns();
         driver.note_look(now_ns);
@@ -525,9 +521,12 @@ impl ThreadState {
     /// Unlocks the engine, and kicks the thread if remaining work needs it (rule (c)). Returns the deaths of queue
     /// pairs, which are logged when they are dropped. A subscriber may be slow, so the thread is kicked before.
     #[inline]
-    fn leave<'a>(&self, driver: Guard<'a>) -> Option<Box<Deaths<'a>>> {
+    fn leave<'a>(&self, mut driver: Guard<'a>) -> Option<Box<Deaths<'a>>> {
         self.holds_ack.store(driver.rnic().held_ack_since_ns().is_some(), Ordering::Relaxed);
         let needs_more = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.wants_room());
+        if driver.rnic().has_strays() {
+            self.pass_on(driver.rnic_mut().take_strays());
+        }
         let deaths = driver.unlock();
         if needs_more && self.wakeups.must_kick() {
             self.kick();

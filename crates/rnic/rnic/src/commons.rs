@@ -394,7 +394,7 @@ mod tests {
     fn queue_pairs_that_end_while_their_completions_wait_leave_nothing() {
         let mut core = commons();
         let queue = Arc::new(CompletionQueue::new(8, None));
-        let cq = core.add_cq(0, Arc::clone(&queue) as Arc<dyn CompletionSink>);
+        let cq = core.use_cq(0, Arc::clone(&queue) as Arc<dyn CompletionSink>);
         core.await_link();
         let of = |number| Completion { qpn: Qpn::new(number), ..Completion::default() };
         for number in 2..100 {

@@ -2,6 +2,8 @@
 //! `queues.rs` implements its queues.
 
 mod devices;
+mod engines;
+mod environment;
 mod faults;
 mod layers;
 mod publish;
@@ -17,8 +19,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use doorbell_fabric::{
-    BindRequest, DrivenRnic, Link, OwnMemory, OwnProcess, SharedMemoryLink, UdpLink, VerbsCall, VerbsFaults,
-    active_mtu, bind, guard_memory,
+    BindRequest, DrivenRnic, EngineParts, Link, OwnMemory, OwnProcess, SharedMemoryLink, UdpLink, VerbsCall,
+    VerbsFaults, active_mtu, bind_engines, guard_memory,
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice, MemoryCounters, MemoryOptions};
 use doorbell_rnic::{Config, Policy, Region, Rnic};
@@ -42,6 +44,8 @@ pub use devices::{
     device, devices, number_of, open_all,
 };
 pub use doorbell_fabric::{bring_in, can_bring_in};
+use engines::Engines;
+pub use environment::{ENGINES_VARIABLE, LINK_VARIABLE};
 use layers::{Drive, stack};
 use publish::publish;
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
@@ -83,6 +87,11 @@ pub struct SoftOptions {
     /// Link to devices of the same machine; `None` means the value of [`LINK_VARIABLE`], or else shared memory if both
     /// devices offer it.
     pub link: Option<LinkChoice>,
+    /// Number of engines, from 1 to 16; `None` means the value of [`ENGINES_VARIABLE`], or else 1. Each engine handles
+    /// a part of the queue pairs with a lock, a thread and a socket of its own, so threads with queue pairs of their
+    /// own do not wait for each other. A device has one engine if its link is not [`Udp`](LinkChoice::Udp), or if it
+    /// has a capture or a fault plan.
+    pub engines: Option<usize>,
     /// Whether to publish the counters to other processes of this user, if possible.
     /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) set to 0 turns this off.
     pub publish: bool,
@@ -105,6 +114,7 @@ impl Default for SoftOptions {
             retransmits_early: true,
             ack: None,
             link: None,
+            engines: None,
             publish: true,
             seed: None,
         }
@@ -120,18 +130,6 @@ pub const PROVIDER: &str = "soft";
 /// Maximum length of a device name, without its terminating zero byte (`IBV_SYSFS_NAME_MAX`).
 const MAX_NAME_BYTES: usize = 63;
 
-/// Environment variable that chooses the link if the options do not: `auto`, `udp` or `shm`.
-pub const LINK_VARIABLE: &str = "DOORBELL_LINK";
-
-/// Returns the link that the environment requests.
-fn link_of_environment() -> Result<LinkChoice, Error> {
-    let Some(text) = std::env::var_os(LINK_VARIABLE).filter(|text| !text.is_empty()) else {
-        return Ok(LinkChoice::default());
-    };
-    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
-    text.to_string_lossy().parse().map_err(|why| Error::os(LINK_VARIABLE)(invalid(why)))
-}
-
 impl SoftOptions {
     /// Returns the link to devices of the same machine and the acknowledgement policy. Values missing in these options
     /// come from the environment of the process.
@@ -140,7 +138,7 @@ impl SoftOptions {
     ///
     /// An environment variable has an invalid value.
     pub fn effective(&self) -> Result<(LinkChoice, AckPolicy), Error> {
-        let link = self.link.map_or_else(link_of_environment, Ok)?;
+        let link = self.link.map_or_else(environment::link_of_environment, Ok)?;
         Ok((link, self.ack.map_or_else(AckPolicy::of_environment, Ok)?))
     }
 }
@@ -168,12 +166,18 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
         receive_buffer_bytes: options.receive_buffer_bytes,
         ..BindRequest::default()
     };
-    let end = match options.effective()?.0 {
-        LinkChoice::Udp => LinkEnd::of(bind(request)?, |link| link)?,
-        choice => LinkEnd::of(SharedMemoryLink::bind(request, choice)?, SharedMemoryLink::udp)?,
+    let wanted = environment::engines(options.engines)?;
+    // A capture records all packets in one order, and a fault plan counts them in one order.
+    let has_order = options.pcap.is_some() || options.faults.is_some();
+    let ends = match options.effective()?.0 {
+        LinkChoice::Udp => {
+            let links = bind_engines(request, if has_order { 1 } else { wanted })?;
+            links.into_iter().map(|link| LinkEnd::of(link, |link| link)).collect::<Result<_, _>>()?
+        }
+        choice => vec![LinkEnd::of(SharedMemoryLink::bind(request, choice)?, SharedMemoryLink::udp)?],
     };
-    let (address, port) = (end.address, end.port);
-    let soft = start(end, options)?;
+    let (address, port) = (ends[0].address, ends[0].port);
+    let soft = start(ends, options)?;
     if options.publish {
         publish(&soft, address, port);
     }
@@ -226,14 +230,16 @@ impl std::fmt::Debug for LinkEnd {
 /// The name is not allowed ([`Error::Name`]), or [`ACK_VARIABLE`] has an unknown value. The operating system provides
 /// no randomness, descriptor or thread, or cannot create the capture file.
 pub fn open_on(end: LinkEnd, options: &SoftOptions) -> Result<Device, Error> {
-    Ok(Device::new(Arc::new(start(end, options)?)))
+    Ok(Device::new(Arc::new(start(vec![end], options)?)))
 }
 
-fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
-    let LinkEnd { link, readable, address, port, active_mtu, receive_buffer_bytes } = end;
-    let receive_buffer_bytes = receive_buffer_bytes as u64;
+/// Starts a device with one engine for each end of a link, all with one address.
+fn start(mut ends: Vec<LinkEnd>, options: &SoftOptions) -> Result<Soft, Error> {
+    let LinkEnd { link, readable, address, port, active_mtu, receive_buffer_bytes } = ends.remove(0);
+    // A peer with one engine has one buffer for the packets of all engines. Their windows fit into it together.
+    let receive_buffer_bytes = (receive_buffer_bytes / (1 + ends.len())) as u64;
     let config = Config { address, active_mtu, receive_buffer_bytes, seed: seed_of(options)? };
-    start_driven(link, Drive::Thread(readable), config, port, options)
+    start_driven(link, Drive::Thread(readable), ends, config, port, options)
 }
 
 /// Returns the seed that the options name, or a random one.
@@ -252,6 +258,7 @@ fn seed_of(options: &SoftOptions) -> Result<[u8; 32], Error> {
 fn start_driven(
     link: Box<dyn Link>,
     drive: Drive,
+    further: Vec<LinkEnd>,
     config: Config,
     udp_port: u16,
     options: &SoftOptions,
@@ -293,16 +300,16 @@ fn start_driven(
     }
     let queue = Arc::clone(rnic.events());
     let driven = match drive {
-        Drive::Thread(readable) => DrivenRnic::start(rnic, link, readable, udp_port),
-        Drive::Virtual(clock) => DrivenRnic::in_virtual_time(rnic, link, udp_port, clock),
+        Drive::Thread(readable) => DrivenRnic::start(parts_of(rnic, link, readable, further), udp_port),
+        Drive::Virtual(clock) => DrivenRnic::in_virtual_time(rnic, link, udp_port, clock).map(|rnic| vec![rnic]),
     };
-    let driven = Arc::new(driven.map_err(Error::os("the progress thread could not start"))?);
+    let engines = Engines::new(driven.map_err(Error::os("the progress thread could not start"))?);
     Ok(Soft {
         faults: verbs_faults.map(|faults| {
-            let clock = Arc::clone(&driven);
+            let clock = Arc::clone(engines.first());
             InjectedFaults::new(faults, move || clock.now_ns())
         }),
-        rnic: driven,
+        engines: Arc::new(engines),
         name,
         config,
         udp_port,
@@ -315,13 +322,21 @@ fn start_driven(
     })
 }
 
+/// Returns the engines of a device: the first one, and one for each further end of its link.
+fn parts_of(first: Rnic, link: Box<dyn Link>, readable: OwnProcess, further: Vec<LinkEnd>) -> Vec<EngineParts> {
+    let added: Vec<_> = further.into_iter().filter_map(|end| Some((first.add_engine()?, end))).collect();
+    let mut parts = vec![EngineParts { rnic: first, link, readable }];
+    parts.extend(added.into_iter().map(|(rnic, LinkEnd { link, readable, .. })| EngineParts { rnic, link, readable }));
+    parts
+}
+
 fn no_event_descriptor(error: nix::Error) -> Error {
     Error::os("a descriptor that signals events could not be created")(error.into())
 }
 
 /// A software RNIC, for code that uses the unsafe layer [`raw`].
 pub struct Soft {
-    rnic: Arc<DrivenRnic>,
+    engines: Arc<Engines>,
     /// Faults of calls and completions; `None` without rules for them.
     faults: Option<InjectedFaults>,
     name: String,
@@ -353,7 +368,7 @@ impl Soft {
     pub fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
         self.expect_working()?;
         self.check(VerbsCall::RegMr)?;
-        let region = self.rnic.with(|rnic| rnic.register_null(pd))?;
+        let region = self.rnic().with(|rnic| rnic.register_null(pd))?;
         Ok(self.enter(region))
     }
 
@@ -375,17 +390,28 @@ impl Soft {
     /// Returns the counters of the device and its link; `None` while another call uses the device. Never blocks, so a
     /// signal handler that interrupted a call on the device may call this function.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
-        self.rnic.try_counters()
+        self.engines.try_counters()
+    }
+
+    /// Returns the counters of each engine.
+    pub fn engine_counters(&self) -> Vec<Counters> {
+        self.engines.counters().collect()
     }
 
     /// Returns how many objects of each kind the device has. A long run compares these numbers to find leaked objects.
     pub fn objects(&self) -> Objects {
-        self.rnic.with(|rnic| rnic.objects())
+        self.engines.objects()
+    }
+
+    /// Returns the engine that creates and destroys objects other than queue pairs.
+    #[inline]
+    fn rnic(&self) -> &DrivenRnic {
+        self.engines.first()
     }
 
     /// Checks that the device has not failed.
     fn expect_working(&self) -> Result<(), ObjectError> {
-        match self.rnic.port_state() {
+        match self.rnic().port_state() {
             Ok(_) => Ok(()),
             Err(_) => Err(ObjectError::DeviceFatal),
         }
@@ -422,18 +448,18 @@ impl Provider for Soft {
 
     #[inline]
     fn now_ns(&self) -> u64 {
-        self.rnic.now_ns()
+        self.rnic().now_ns()
     }
 
     fn create_pd(&self) -> Result<PdId, Error> {
         self.expect_working()?;
         self.check(VerbsCall::AllocPd)?;
-        Ok(self.rnic.with(Rnic::create_pd))
+        Ok(self.rnic().with(Rnic::create_pd))
     }
 
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error> {
         self.check(VerbsCall::DeallocPd)?;
-        Ok(self.rnic.with(|rnic| rnic.destroy_pd(pd))?)
+        Ok(self.rnic().with(|rnic| rnic.destroy_pd(pd))?)
     }
 
     unsafe fn register(
@@ -450,7 +476,7 @@ impl Provider for Soft {
         if self.guards_memory {
             guard_memory(); // again, since the program may have replaced the signal handlers
         }
-        let region = self.rnic.with(|rnic| {
+        let region = self.rnic().with(|rnic| {
             // SAFETY: both functions have the same contract, which the caller of `register` keeps.
             unsafe { rnic.register(pd, base, length, address, access, owner) }
         })?;
@@ -470,7 +496,7 @@ impl Provider for Soft {
         self.check(VerbsCall::ReregMr)?;
         let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
-        *region = self.rnic.with(|rnic| {
+        *region = self.engines.destroy(|rnic| {
             // SAFETY: both functions have the same contract, which the caller of `reregister` keeps.
             unsafe { rnic.reregister(region, pd, base, length, address, access) }
         })?;
@@ -481,7 +507,7 @@ impl Provider for Soft {
         self.check(VerbsCall::DeregMr)?;
         let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
-        self.rnic.with(|rnic| rnic.deregister(region))?;
+        self.engines.destroy(|rnic| rnic.deregister(region))?;
         regions.remove(&lkey);
         Ok(())
     }
@@ -489,30 +515,30 @@ impl Provider for Soft {
     fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error> {
         self.expect_working()?;
         self.check(VerbsCall::AllocMw)?;
-        Ok(self.rnic.with(|rnic| rnic.create_window(pd, kind))?)
+        Ok(self.rnic().with(|rnic| rnic.create_window(pd, kind))?)
     }
 
     fn destroy_window(&self, rkey: RKey) -> Result<(), Error> {
         self.check(VerbsCall::DeallocMw)?;
-        Ok(self.rnic.with(|rnic| rnic.destroy_window(rkey))?)
+        Ok(self.engines.destroy(|rnic| rnic.destroy_window(rkey))?)
     }
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
         self.expect_working()?;
         self.check(VerbsCall::CreateCompChannel)?;
-        Ok(Arc::new(SoftChannel::new(&self.rnic)?))
+        Ok(Arc::new(SoftChannel::new(&self.engines)?))
     }
 
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
         self.expect_working()?;
         self.check(VerbsCall::CreateCq)?;
-        Ok(Box::new(SoftCq::create(&self.rnic, depth, channel)?))
+        Ok(Box::new(SoftCq::create(&self.engines, depth, channel)?))
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
         self.expect_working()?;
         self.check(VerbsCall::CreateSrq)?;
-        let srq = Box::new(SoftSrq::create(&self.rnic, pd, depth, max_sges)?);
+        let srq = Box::new(SoftSrq::create(self.engines.first(), pd, depth, max_sges)?);
         Ok(match &self.faults {
             Some(faults) => faults.shared_receive_queue(srq),
             None => srq,
@@ -522,7 +548,7 @@ impl Provider for Soft {
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
         self.expect_working()?;
         self.check(VerbsCall::CreateQp)?;
-        let qp = Box::new(SoftQp::create(&self.rnic, &self.groups, init)?);
+        let qp = Box::new(SoftQp::create(&self.engines, &self.groups, init)?);
         Ok(match &self.faults {
             Some(faults) => faults.queue_pair(qp),
             None => qp,
@@ -530,23 +556,23 @@ impl Provider for Soft {
     }
 
     fn random_psn(&self) -> Psn {
-        self.rnic.with(Rnic::random_psn)
+        self.rnic().with(Rnic::random_psn)
     }
 
     fn counters(&self) -> Option<Counters> {
-        Some(self.rnic.with(|rnic| *rnic.counters()))
+        Some(self.engines.counters().fold(Counters::default(), |sum, counters| sum.plus(&counters)))
     }
 
     fn link_counters(&self) -> LinkCounters {
-        self.rnic.link_counters()
+        self.engines.link_counters()
     }
 
     fn port_state(&self) -> Result<PortState, Error> {
-        Ok(self.rnic.port_state()?)
+        Ok(self.rnic().port_state()?)
     }
 
     fn order_port(&self, order: PortOrder) -> Result<(), Error> {
-        Ok(self.rnic.order_port(order)?)
+        Ok(self.rnic().order_port(order)?)
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {
@@ -558,6 +584,6 @@ impl Provider for Soft {
     }
 
     fn drive(&self) {
-        self.rnic.drive();
+        self.engines.drive();
     }
 }

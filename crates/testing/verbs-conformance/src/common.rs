@@ -34,6 +34,14 @@ pub fn soft_pair() -> (Device, Device) {
     (open(), open())
 }
 
+/// Opens two software RNICs with several engines each, which reach each other over UDP.
+pub fn engines_pair() -> (Device, Device) {
+    let open = |engines| {
+        open_soft(SoftOptions { link: Some(LinkChoice::Udp), engines: Some(engines), ..SoftOptions::default() })
+    };
+    (open(2), open(4))
+}
+
 /// Opens two software RNICs that reach each other only through shared memory.
 pub fn shm_pair() -> (Device, Device) {
     let open = || open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });

@@ -1,6 +1,6 @@
 //! The port of a driven RNIC: its state, and orders to it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{PortError, PortOrder, PortState};
@@ -17,6 +17,7 @@ pub struct PortHandle<'a> {
     /// Deaths of queue pairs that the orders found. They are logged when the handle is dropped, after the lock of the
     /// callback is released.
     deaths: RefCell<Vec<Deaths<'a>>>,
+    has_ordered: Cell<bool>,
 }
 
 impl std::fmt::Debug for PortHandle<'_> {
@@ -42,6 +43,7 @@ impl PortHandle<'_> {
     /// As [`Driver::order_port`](crate::Driver::order_port).
     pub fn order(&self, order: PortOrder) -> Result<(), PortError> {
         let (done, deaths) = self.state.order_port(order);
+        self.has_ordered.set(true);
         self.deaths.borrow_mut().extend(deaths.map(|deaths| *deaths));
         done
     }
@@ -63,7 +65,9 @@ impl DrivenRnic {
     ///
     /// As [`Driver::order_port`](crate::Driver::order_port).
     pub fn order_port(&self, order: PortOrder) -> Result<(), PortError> {
-        self.shared.order_port(order).0
+        let done = self.shared.order_port(order).0;
+        self.shared.let_others_follow();
+        done
     }
 
     /// Calls `service` from now on each time that the thread wakes up. The thread sleeps for at most 3 ms while callers
@@ -83,12 +87,15 @@ impl ThreadState {
 
     /// Lets the callback of the port look for orders.
     pub(super) fn serve_port(&self) {
-        let port = PortHandle { state: self, deaths: RefCell::default() };
+        let port = PortHandle { state: self, deaths: RefCell::default(), has_ordered: Cell::new(false) };
         let mut service = self.port_service.lock().ignore_poison();
         if let Some(service) = &mut *service {
             service(&port);
         }
         drop(service);
+        if port.has_ordered.get() {
+            self.let_others_follow();
+        }
         drop(port); // logs the deaths
     }
 }

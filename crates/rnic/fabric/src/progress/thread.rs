@@ -34,6 +34,9 @@ impl ThreadState {
             if self.flushes.pending().is_some() {
                 self.pump(Acks::Now);
             }
+            if self.inbox.has_packets() {
+                self.pump(Acks::Now);
+            }
             event = match policy.on(event, &self.glance(event), self.now_ns()) {
                 Action::Pump(acks) => Event::Pumped { packets: self.pump(acks) },
                 Action::Nap { until_ns, briefly } => {
@@ -159,6 +162,9 @@ impl ThreadState {
         let mut packets = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let mut driver = self.lock_behind_callers();
+            if self.inbox.has_packets() {
+                self.receive_strays(&mut driver);
+            }
             let pending = self.flushes.pending();
             let pumped = driver.pump(self.now_ns(), if pending.is_some() { Acks::Now } else { acks });
             if let Some(request) = pending {

@@ -47,6 +47,11 @@ pub(super) struct Wakeups {
 
 impl Wakeups {
     pub(super) fn new() -> Self {
+        Self::sharing(Arc::new(AtomicUsize::new(0)))
+    }
+
+    /// Creates the state of an engine that shares the number of armed notifications with other engines of its device.
+    pub(super) fn sharing(armed: Arc<AtomicUsize>) -> Self {
         Self {
             mode: AtomicU8::new(Mode::Awake as u8),
             wakes_ns: AtomicU64::new(0),
@@ -55,7 +60,7 @@ impl Wakeups {
             deadline_ns: AtomicU64::new(NEVER),
             link_full: AtomicBool::new(false),
             last_poll_found_nothing: AtomicBool::new(false),
-            armed: Arc::new(AtomicUsize::new(0)),
+            armed,
             lingering: AtomicUsize::new(0),
         }
     }

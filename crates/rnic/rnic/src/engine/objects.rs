@@ -370,7 +370,7 @@ impl Rnic {
     fn unused_qpn(&mut self) -> Qpn {
         loop {
             let number = self.qpn_rng.next_u32() & ((1 << ENGINE_SHIFT) - 1);
-            let qpn = Qpn::new(u32::from(self.engine.0) << ENGINE_SHIFT | number);
+            let qpn = Qpn::new((u32::from(self.engine.0) << ENGINE_SHIFT) | number);
             // The numbers 0 and 1 are reserved.
             if number > 1 && qpn != MULTICAST_QPN && !self.by_number.contains_key(&qpn.get()) {
                 return qpn;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use doorbell_fabric::DrivenRnic;
-use doorbell_rnic::{CompletionQueue, Rnic, SharedReceiveQueue};
+use doorbell_rnic::{CompletionQueue, EngineId, Rnic, SharedReceives};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
     Completion, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError, QpAttributes, QpInfo,
@@ -18,6 +18,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::Qpn;
 
+use super::engines::{CqEngines, Engines};
 use super::no_event_descriptor;
 use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
@@ -30,8 +31,10 @@ const WAITER_FOR: usize = 16;
 pub(super) struct SoftChannel {
     /// Completion queues with a notification that the program has not taken yet.
     notices: Notices<Arc<Notified>>,
-    /// The RNIC. The reference is weak, since the completion queues of the RNIC hold this channel.
-    rnic: Weak<DrivenRnic>,
+    /// The engines. The reference is weak, since the completion queues of the engines hold this channel.
+    engines: Weak<Engines>,
+    /// Engines of the completion queues of this channel.
+    queues: Mutex<Vec<Arc<CqEngines>>>,
     /// Number of further notifications for which the program is expected to call [`raw::Channel::wait`]. Programs
     /// rarely change their way of waiting.
     lingers: AtomicUsize,
@@ -51,9 +54,10 @@ fn soft_channel(channel: Option<&Arc<dyn raw::Channel>>) -> Option<&SoftChannel>
 }
 
 impl SoftChannel {
-    pub(super) fn new(rnic: &Arc<DrivenRnic>) -> Result<Self, Error> {
+    pub(super) fn new(engines: &Arc<Engines>) -> Result<Self, Error> {
         let notices = Notices::new().map_err(no_event_descriptor)?;
-        Ok(Self { notices, rnic: Arc::downgrade(rnic), lingers: AtomicUsize::new(0) })
+        let engines = Arc::downgrade(engines);
+        Ok(Self { notices, engines, queues: Mutex::default(), lingers: AtomicUsize::new(0) })
     }
 
     fn notify(&self, cq: &Arc<Notified>) {
@@ -79,7 +83,8 @@ impl SoftChannel {
 
     /// Drives the device for a short time, and returns whether a notification arrived.
     fn drive_awhile(&self) -> bool {
-        self.rnic.upgrade().is_some_and(|rnic| rnic.linger(|| !self.notices.lock().is_empty()))
+        let engines = self.engines.upgrade();
+        engines.is_some_and(|engines| engines.linger(&self.queues, || !self.notices.lock().is_empty()))
     }
 }
 
@@ -120,8 +125,10 @@ impl raw::Channel for SoftChannel {
 }
 
 pub(super) struct SoftCq {
-    rnic: Arc<DrivenRnic>,
+    engines: Arc<Engines>,
     id: CqId,
+    /// Engines that polls of the queue drive.
+    driven: Arc<CqEngines>,
     queue: Arc<CompletionQueue>,
     channel: Option<Arc<dyn raw::Channel>>,
     notified: Arc<Notified>,
@@ -129,7 +136,7 @@ pub(super) struct SoftCq {
 
 impl SoftCq {
     pub(super) fn create(
-        rnic: &Arc<DrivenRnic>,
+        engines: &Arc<Engines>,
         depth: usize,
         channel: Option<&Arc<dyn raw::Channel>>,
     ) -> Result<Self, ObjectError> {
@@ -137,7 +144,8 @@ impl SoftCq {
         // afterwards.
         let notified = Arc::new(Notified::default());
         let notifier: Notifier = {
-            let (armed, notified, channel) = (Arc::clone(rnic.armed()), Arc::clone(&notified), channel.cloned());
+            let (armed, notified, channel) =
+                (Arc::clone(engines.first().armed()), Arc::clone(&notified), channel.cloned());
             Arc::new(move || {
                 armed.fetch_sub(1, Ordering::SeqCst);
                 if let Some(channel) = soft_channel(channel.as_ref()) {
@@ -145,9 +153,18 @@ impl SoftCq {
                 }
             })
         };
-        let (id, queue) = rnic.with(|rnic| rnic.create_cq(depth, Some(notifier)))?;
+        let (id, queue) = engines.first().with(|rnic| rnic.create_cq(depth, Some(notifier)))?;
         notified.id.get_or_init(|| id);
-        Ok(Self { rnic: Arc::clone(rnic), id, queue, channel: channel.cloned(), notified })
+        let driven = engines.enter_cq(id);
+        if let Some(channel) = soft_channel(channel) {
+            channel.queues.lock().ignore_poison().push(Arc::clone(&driven));
+        }
+        Ok(Self { engines: Arc::clone(engines), id, driven, queue, channel: channel.cloned(), notified })
+    }
+
+    /// Returns the number of armed notifications, which all engines share.
+    fn armed(&self) -> &AtomicUsize {
+        self.engines.first().armed()
     }
 }
 
@@ -158,27 +175,27 @@ impl raw::Cq for SoftCq {
 
     #[inline]
     fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
-        self.rnic.poll(&self.queue, out)
+        self.engines.poll(&self.driven, &self.queue, out)
     }
 
     fn arm(&self, notify: Notify) {
         // Count the armed notification before arming it, since it may fire at any moment.
-        self.rnic.armed().fetch_add(1, Ordering::SeqCst);
+        self.armed().fetch_add(1, Ordering::SeqCst);
         if !self.queue.request_notification(notify) {
-            self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
+            self.armed().fetch_sub(1, Ordering::SeqCst);
         }
         // If the program is expected to wait on the channel, the progress thread may continue to sleep, since the wait
         // of the program drives the device. If the program waits in another way this time, the progress thread drives
         // the device at the end of its sleep.
         let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
         if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
-            self.rnic.rouse();
+            self.engines.rouse(&self.driven);
         }
     }
 
     fn resize(&self, depth: usize) -> Result<(), Error> {
-        self.rnic.port_state()?;
-        Ok(self.rnic.with(|rnic| rnic.resize_cq(self.id, depth))?)
+        self.engines.first().port_state()?;
+        Ok(self.engines.first().with(|rnic| rnic.resize_cq(self.id, depth))?)
     }
 }
 
@@ -186,11 +203,13 @@ impl Drop for SoftCq {
     fn drop(&mut self) {
         if let Some(channel) = soft_channel(self.channel.as_ref()) {
             channel.forget(&self.notified); // before `destroy_cq` frees the number for reuse
+            channel.queues.lock().ignore_poison().retain(|other| !Arc::ptr_eq(other, &self.driven));
         }
+        self.engines.leave_cq(self.id);
         // The call cannot fail: queue pairs that use the queue keep this handle alive.
-        let _ = self.rnic.with(|rnic| rnic.destroy_cq(self.id));
+        let _ = self.engines.first().with(|rnic| rnic.destroy_cq(self.id));
         if self.queue.is_armed() {
-            self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
+            self.armed().fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -198,13 +217,17 @@ impl Drop for SoftCq {
 pub(super) struct SoftSrq {
     rnic: Arc<DrivenRnic>,
     id: SrqId,
-    queue: Arc<SharedReceiveQueue>,
+    receives: Arc<SharedReceives>,
 }
 
 impl SoftSrq {
     pub(super) fn create(rnic: &Arc<DrivenRnic>, pd: PdId, depth: usize, max_sges: usize) -> Result<Self, ObjectError> {
-        let (id, queue) = rnic.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
-        Ok(Self { rnic: Arc::clone(rnic), id, queue })
+        let (id, receives) = rnic.with(|rnic| {
+            let (id, _) = rnic.create_srq(pd, depth, max_sges)?;
+            let receives = rnic.shared_receives(id).ok_or(ObjectError::Unknown("shared receive queue"))?;
+            Ok::<_, ObjectError>((id, receives))
+        })?;
+        Ok(Self { rnic: Arc::clone(rnic), id, receives })
     }
 }
 
@@ -214,19 +237,19 @@ impl raw::Srq for SoftSrq {
     }
 
     fn arm_limit(&self, limit: usize) {
-        self.queue.arm_limit(limit);
+        self.receives.queue().arm_limit(limit);
     }
 
     fn limit(&self) -> usize {
-        self.queue.limit()
+        self.receives.queue().limit()
     }
 
     fn posted(&self) -> Option<usize> {
-        Some(self.queue.len())
+        Some(self.receives.queue().len())
     }
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        self.rnic.with(|rnic| rnic.post_srq_recv(self.id, list))
+        self.receives.post(list)
     }
 }
 
@@ -240,19 +263,31 @@ impl Drop for SoftSrq {
 pub(super) type Groups = HashSet<(IpAddr, Qpn)>;
 
 pub(super) struct SoftQp {
+    /// Engine of the queue pair.
     rnic: Arc<DrivenRnic>,
+    engines: Arc<Engines>,
     groups: Arc<Mutex<Groups>>,
     qpn: Qpn,
+    /// Completion queues of the queue pair.
+    cqs: [CqId; 2],
 }
 
 impl SoftQp {
     pub(super) fn create(
-        rnic: &Arc<DrivenRnic>,
+        engines: &Arc<Engines>,
         groups: &Arc<Mutex<Groups>>,
         init: QpInit,
     ) -> Result<Self, ObjectError> {
-        let qpn = rnic.with(|rnic| rnic.create_qp(init))?;
-        Ok(Self { rnic: Arc::clone(rnic), groups: Arc::clone(groups), qpn })
+        let cqs = [init.send_cq, init.recv_cq];
+        let engine = engines.place(cqs);
+        let rnic = Arc::clone(&engines.all()[engine]);
+        match rnic.with(|rnic| rnic.create_qp(init)) {
+            Ok(qpn) => Ok(Self { rnic, engines: Arc::clone(engines), groups: Arc::clone(groups), qpn, cqs }),
+            Err(error) => {
+                engines.displace(engine, cqs);
+                Err(error)
+            }
+        }
     }
 
     /// Locks the groups. A caller that holds the lock changes the groups of the link and of the RNIC together.
@@ -339,5 +374,6 @@ impl Drop for SoftQp {
             false
         });
         self.rnic.end(|rnic| rnic.destroy_qp(self.qpn)).ok();
+        self.engines.displace(EngineId::of(self.qpn).0.into(), self.cqs);
     }
 }

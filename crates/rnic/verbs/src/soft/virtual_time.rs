@@ -52,8 +52,8 @@ impl VirtualNetwork {
             seed: seed_of(options)?,
         };
         let (link, drive) = (Box::new(self.network.attach(address)), Drive::Virtual(self.clock.clone()));
-        let soft = start_driven(link, drive, config, ROCE_UDP_PORT, options)?;
-        self.devices.lock().ignore_poison().push(Arc::downgrade(&soft.rnic));
+        let soft = start_driven(link, drive, Vec::new(), config, ROCE_UDP_PORT, options)?;
+        self.devices.lock().ignore_poison().push(Arc::downgrade(soft.engines.first()));
         Ok(Device::new(Arc::new(soft)))
     }
 

@@ -5,6 +5,11 @@ use doorbell_verbs_conformance::provider;
 
 provider!(soft, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::soft_pair);
 provider!(@exact soft_exactly, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::soft_pair);
+provider!(
+    several_engines,
+    doorbell_verbs_conformance::common::as_it_is,
+    doorbell_verbs_conformance::common::engines_pair
+);
 provider!(shared_memory, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::shm_pair);
 provider!(@exact shared_memory_exactly, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::shm_pair);
 provider!(system, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::system_pair, #[ignore = "needs a device of the machine"]);

@@ -4,6 +4,7 @@ mod acknowledgements;
 mod channels;
 mod conformance;
 mod deaths;
+mod engines;
 mod faults;
 mod handlers;
 mod link;

@@ -1,0 +1,141 @@
+//! Several engines of one device. Each has its lock, its thread and its link. They share the clock, the state of the
+//! port and the number of armed notifications, and pass packets of each other on.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use doorbell_rnic::{Rnic, Stray};
+use doorbell_sync::IgnorePoison;
+
+use super::clock::Clock;
+use super::lock::Guard;
+use super::wake::Wakeups;
+use super::{DrivenRnic, ThreadState, exit};
+use crate::driver::Driver;
+use crate::guard;
+use crate::link::Link;
+use crate::own_process::OwnProcess;
+
+/// An engine before its start.
+pub struct EngineParts {
+    /// The engine.
+    pub rnic: Rnic,
+    /// Link that receives the packets of the engine's queue pairs.
+    pub link: Box<dyn Link>,
+    /// Socket of the link, which becomes readable when a packet arrives.
+    pub readable: OwnProcess,
+}
+
+impl std::fmt::Debug for EngineParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineParts").field("rnic", &self.rnic).finish_non_exhaustive()
+    }
+}
+
+/// Packets that another engine has received for this one.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    is_full: AtomicBool,
+    packets: Mutex<Vec<Stray>>,
+}
+
+impl Inbox {
+    /// Returns whether packets wait.
+    #[inline]
+    pub(super) fn has_packets(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+
+    fn put(&self, packet: Stray) {
+        self.packets.lock().ignore_poison().push(packet);
+        self.is_full.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> Vec<Stray> {
+        self.is_full.store(false, Ordering::Relaxed); // before the lock, so that a later packet sets it again
+        std::mem::take(&mut *self.packets.lock().ignore_poison())
+    }
+}
+
+impl DrivenRnic {
+    /// Starts a thread for each engine of a device. The engines are in the order of their identifiers. `udp_port` is
+    /// the UDP port of this device and its peers.
+    ///
+    /// # Errors
+    ///
+    /// The operating system provides no eventfd or no thread, or cannot block the signals of a new thread.
+    pub fn start(engines: Vec<EngineParts>, udp_port: u16) -> io::Result<Vec<Self>> {
+        let (begun, armed) = (Instant::now(), Arc::default());
+        let mut view = None;
+        let mut states = Vec::new();
+        for EngineParts { rnic, link, readable } in engines {
+            let mut driver = Driver::new(rnic, link, udp_port);
+            let port = view.get_or_insert_with(|| driver.port_view()).clone();
+            driver.share_port(port);
+            let wakeups = Wakeups::sharing(Arc::clone(&armed));
+            let state = ThreadState { wakeups, ..ThreadState::new(driver, Clock::Real(begun))? };
+            states.push((Arc::new(state), readable));
+        }
+        let engines: Arc<[_]> = states.iter().map(|(state, _)| Arc::downgrade(state)).collect();
+        for (state, _) in &states {
+            let _ = state.engines.set(Arc::clone(&engines));
+        }
+        let start = |(shared, readable): (Arc<ThreadState>, OwnProcess)| -> io::Result<Self> {
+            let thread = {
+                let shared = Arc::clone(&shared);
+                guard::spawn_without_signals(crate::DRIVER_THREAD, move || shared.run(&readable))?
+            };
+            exit::add(&shared);
+            Ok(Self { shared, thread: Some(thread) })
+        };
+        states.into_iter().map(start).collect()
+    }
+}
+
+impl ThreadState {
+    /// Returns all engines of the device; none if this is the only one that has ever existed.
+    fn engines(&self) -> &[Weak<Self>] {
+        match self.engines.get() {
+            Some(engines) => engines,
+            None => &[],
+        }
+    }
+
+    /// Passes packets to their engines, and wakes the threads of these engines.
+    #[cold]
+    pub(super) fn pass_on(&self, strays: Vec<Stray>) {
+        let mut last: Option<Arc<Self>> = None;
+        for stray in strays {
+            let Some(engine) = self.engines().get(usize::from(stray.engine.0)).and_then(Weak::upgrade) else {
+                continue;
+            };
+            engine.inbox.put(stray);
+            if let Some(before) = last.replace(Arc::clone(&engine)).filter(|before| !Arc::ptr_eq(before, &engine)) {
+                before.kick();
+            }
+        }
+        if let Some(last) = last {
+            last.kick();
+        }
+    }
+
+    /// Handles the packets that other engines have received.
+    #[cold]
+    pub(super) fn receive_strays(&self, driver: &mut Guard<'_>) {
+        let now_ns = self.now_ns();
+        for stray in self.inbox.take() {
+            driver.receive_stray(now_ns, &stray);
+        }
+    }
+
+    /// Lets the other engines follow a change of the port.
+    pub(super) fn let_others_follow(&self) {
+        for engine in self.engines().iter().filter_map(Weak::upgrade).filter(|engine| !std::ptr::eq(&**engine, self)) {
+            let mut driver = engine.lock();
+            driver.follow_port(engine.now_ns());
+            engine.leave(driver);
+        }
+    }
+}
