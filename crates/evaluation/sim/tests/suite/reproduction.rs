@@ -13,6 +13,9 @@ use doorbell_sim::testbed;
 
 use crate::pages;
 
+/// Length of the runs. With shorter runs, figures of the store come close to their tolerances.
+const EFFORT: Effort = Effort { store_us: Effort::USUAL.store_us, ..Effort::QUICK };
+
 /// Ids of rows beyond their tolerance, and of sentences that do not hold. docs/reproduction.md explains each of them.
 const BEYOND: &[&str] = &[
     "send-receive/poll-gain",
@@ -44,7 +47,7 @@ fn simulated(is_chosen: fn(&str) -> bool) -> Simulated {
     let mut simulated = Simulated::default();
     for testbed in testbed::all() {
         let published = testbed.published.as_deref().and_then(doorbell_claims::testbed).expect("published rows");
-        let mut runs = Runs::new(testbed, Effort::QUICK);
+        let mut runs = Runs::new(testbed, EFFORT);
         for row in published.rows.iter().filter(|row| is_chosen(&row.id)) {
             let checked = Checked::of(row, &mut runs);
             println!("{:<44} {} -> {:?}", row.id, checked.published(), checked.outcome);
