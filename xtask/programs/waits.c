@@ -64,7 +64,7 @@ static void jump(int number)
 	siglongjmp(back, 1);
 }
 
-/* Waits ROUNDS times. The handler of a signal ends each wait. Afterwards nothing of the waits is left in this thread. */
+/* Waits ROUNDS times. The handler of a signal ends each wait. Afterwards this thread has nothing of the waits left. */
 static void *wait_until_a_jump(void *unused)
 {
 	int state, type;

@@ -253,8 +253,8 @@ impl DrivenRnic {
         shared.wakeups.note_poll(found_nothing);
     }
 
-    /// Lingers on behalf of a caller that is about to sleep until it is notified: drives the engine, and those in
-    /// `beside`, until `notified` returns true or a short time is over. Does not linger if recent calls waited without
+    /// Lingers on behalf of a caller that is about to sleep until it is notified. Drives the engine and those in
+    /// `beside` until `notified` returns true or a short time is over. Does not linger if recent calls waited without
     /// success. Returns true if `notified` returned true.
     pub fn linger(&self, beside: &[&Self], notified: impl Fn() -> bool) -> bool {
         let engines = || std::iter::once(self).chain(beside.iter().copied());

@@ -206,8 +206,8 @@ fn is_trusted(owner: u32) -> bool {
 ///
 /// # Errors
 ///
-/// The directory cannot be created, the path names no directory, or the directory, or a link to it, belongs to a user
-/// other than root or the user of this process.
+/// The directory cannot be created, or the path names no directory. Or the directory, or a link to it, belongs to a
+/// user other than root or the user of this process.
 pub fn own_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).create(path)?;
     // Without its last slash, a path names the link itself.

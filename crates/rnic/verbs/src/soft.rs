@@ -88,7 +88,7 @@ pub struct SoftOptions {
     /// devices offer it.
     pub link: Option<LinkChoice>,
     /// Number of engines, from 1 to 16; `None` means the value of [`ENGINES_VARIABLE`], or else 1. Each engine handles
-    /// a part of the queue pairs with a lock, a thread and a socket of its own, so threads with queue pairs of their
+    /// a part of the queue pairs with a lock, a thread and a socket of its own. So threads with queue pairs of their
     /// own do not wait for each other. A device has one engine if its link is not [`Udp`](LinkChoice::Udp), or if it
     /// has a capture or a fault plan.
     pub engines: Option<usize>,

@@ -1,8 +1,8 @@
 //! Parts that the models of several crates share: atomics whose `SeqCst` accesses the model checker loom handles
 //! correctly, and a queue that replaces `crossbeam_queue::ArrayQueue`.
 //!
-//! Loom remembers only the last access to a word. So a model of a thread that reads and then writes a word must also let
-//! the other side begin (`counters/tests/suite/sequence.rs`).
+//! Loom remembers only the last access to a word. So a model of a thread that reads and then writes a word must also
+//! let the other side begin (`counters/tests/suite/sequence.rs`).
 #![allow(missing_docs, reason = "the items have the names and meanings of those that they replace")]
 
 use loom::cell::UnsafeCell;

@@ -427,8 +427,8 @@ pub(super) const ROWS: &[Row] = &[
         WRITES_BESIDE_QPERF
     )
     .beside(MESSAGES_OF_QPERF),
-    // By default, two threads of the client and its caller poll all the time. On two processors each write then waits for
-    // several time slices of 4 ms.
+    // By default, two threads of the client and its caller poll all the time. On two processors each write then waits
+    // for several time slices of 4 ms.
     of_pypi!(
         "Mooncake Transfer Engine",
         "mooncake_engine",

@@ -10,9 +10,9 @@
 //!
 //! `h` is the time that each operation holds the CPU of its thread, or a processing unit of the NIC. The rate follows
 //! from the longest path through this recurrence (F. Baccelli, G. Cohen, G. J. Olsder and J.-P. Quadrat,
-//! Synchronization and Linearity, 1992). A path jumps over a window at each slow access, and reaches the next slow access that is at
-//! least a window away in whole windows (A) or in steps of `h` (B). With `q = 1 - 1 / e` and `m = w + e - 1`, the mean
-//! number of operations from one such access to the next, the time per operation is
+//! Synchronization and Linearity, 1992). A path jumps over a window at each slow access. It then reaches the next slow
+//! access at least a window away, in whole windows (A) or in steps of `h` (B). Let `q = 1 - 1 / e`, and let
+//! `m = w + e - 1` be the mean number of operations between two such accesses. The time per operation is
 //!
 //! ```text
 //! A   (t / (1 - q^w) + D / 2 + h (m - w / (1 - q^w))) / m

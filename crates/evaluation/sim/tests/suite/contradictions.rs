@@ -1,8 +1,8 @@
 //! Published figures that contradict each other under each mechanism of the simulator. Each experiment varies the one
 //! value that moves a figure to its published number, and shows that another figure then misses its own.
 //!
-//! `DOORBELL_UPDATE_CONTRADICTIONS=1 cargo test -p doorbell-sim --test suite contradictions:: -- --nocapture` prints the
-//! results and writes them to docs/reproduction.md.
+//! `DOORBELL_UPDATE_CONTRADICTIONS=1 cargo test -p doorbell-sim --test suite contradictions:: -- --nocapture` prints
+//! the results and writes them to docs/reproduction.md.
 
 use std::fmt::Write as _;
 
@@ -65,7 +65,7 @@ fn lists_of_completions() -> Contradiction {
     }
 }
 
-/// A request that is delayed by `d` disturbs three answers if another request comes within `d`, and is late at its own
+/// A request that is delayed by `d` disturbs three answers if another request comes within `d`. It is late at its own
 /// address only if that request has the same address.
 fn order() -> Contradiction {
     let seen = |every: &&str| {

@@ -1,7 +1,7 @@
 //! Simulates published rows. Rows that the simulator once reproduced must stay reproduced.
 //!
-//! `DOORBELL_UPDATE_REPRODUCTION=1 cargo test -p doorbell-sim --test suite reproduction::` writes the simulated points of
-//! published curves to docs/reproduction.md.
+//! `DOORBELL_UPDATE_REPRODUCTION=1 cargo test -p doorbell-sim --test suite reproduction::` writes the simulated points
+//! of published curves to docs/reproduction.md.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

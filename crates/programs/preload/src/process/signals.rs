@@ -7,8 +7,8 @@
 //! to block. This includes the masks of waits, such as `ppoll` and `sigsuspend`, with which handlers run.
 //!
 //! The functions of the C library call each other without the dynamic linker. So this module replaces each function
-//! that changes a mask or an action, also those that could be written with another one. `posix_spawn` blocks all signals
-//! in its own code only.
+//! that changes a mask or an action, also those that could be written with another one. `posix_spawn` blocks all
+//! signals in its own code only.
 //!
 //! The library does not see system calls that bypass the C library, such as those of Go's runtime. When the program
 //! registers memory, `doorbell_fabric::guard_memory` finds the handlers that the runtime installed. The library also
@@ -293,8 +293,8 @@ waits! {
     epoll_pwait2(fd: c_int, events: *mut c_void, room: c_int, time: *const timespec; mask);
 }
 
-/// Waits until a signal is handled. `set` has the signals to block in the format of BSD, or is the number of a signal to
-/// unblock.
+/// Waits until a signal is handled. `set` has the signals to block in the format of BSD, or is the number of a signal
+/// to unblock.
 ///
 /// # Safety
 ///

@@ -14,10 +14,10 @@
 //! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this library. POSIX also forbids
 //! such a thread to call most functions of the C library.
 //!
-//! A handler may leave a wait by `siglongjmp`, as programs do that limit the time of a wait by SIGALRM. The handlers run
-//! while the thread sleeps, or between two steps, when the thread holds nothing. `siglongjmp` of the C library runs the
-//! thread's cleanups, if the handler runs on the stack of the thread. Between sleeps, a handler runs at any instruction
-//! of the library. As with the original libraries, it must not leave by `siglongjmp` then.
+//! A handler may leave a wait by `siglongjmp`, as programs do that limit the time of a wait by SIGALRM. The handlers
+//! run while the thread sleeps, or between two steps, when the thread holds nothing. `siglongjmp` of the C library runs
+//! the thread's cleanups, if the handler runs on the stack of the thread. Between sleeps, a handler runs at any
+//! instruction of the library. As with the original libraries, it must not leave by `siglongjmp` then.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
