@@ -1,5 +1,9 @@
 //! Memory windows (IBTA Vol 1, 10.6.7). Work requests bind a window to a part of a region. Peers access this part by
 //! the key of the window until a work request or a peer invalidates the key.
+//!
+//! Only the engine of the queue pair that bound a window of type 2 reaches memory through it, so no access follows an
+//! invalidation. A window of type 1 serves all queue pairs. After it was bound again through one engine, another engine
+//! may still finish the packet that it is copying.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
