@@ -203,6 +203,9 @@ impl DrivenRnic {
         let now_ns = shared.now_ns();
         shared.note_held_acks(driver.rnic(), now_ns);
         if may_receive {
+            if shared.inbox.has_packets() {
+                shared.receive_strays(&mut driver);
+            }
             let arrived = driver.receive_arrived(now_ns);
             shared.report(arrived);
             let sent = driver.flush(now_ns);

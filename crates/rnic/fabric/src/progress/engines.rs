@@ -34,6 +34,9 @@ impl std::fmt::Debug for EngineParts {
     }
 }
 
+/// Maximum number of packets in an inbox. Further ones are dropped, as a full socket drops them.
+const INBOX_MAX: usize = 4096;
+
 /// Packets that another engine has received for this one.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
@@ -49,7 +52,11 @@ impl Inbox {
     }
 
     fn put(&self, packet: Stray) {
-        self.packets.lock().ignore_poison().push(packet);
+        let mut packets = self.packets.lock().ignore_poison();
+        if packets.len() < INBOX_MAX {
+            packets.push(packet);
+        }
+        drop(packets);
         self.is_full.store(true, Ordering::Release);
     }
 
