@@ -27,13 +27,12 @@ const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 /// Peers may send faster than the driver receives.
 const ARRIVED_PACKETS_MAX: usize = 1 << 16;
 
+/// The same for a request without an answer in time. Meanwhile the driver sends nothing to others.
+const OVERDUE_PACKETS_MAX: usize = 1 << 12;
+
 /// Number of calls of [`Link::receive`] without a packet after which none waits. A call may find only a message between
 /// devices, behind which packets wait.
 const EMPTY_RECEIVES: usize = 4;
-
-/// Time for which a link that accepts nothing stops the timers. After it, work requests fail once their retries are
-/// spent, although no packet could leave.
-const FULL_LINK_STOPS_TIMERS_NS: u64 = 4_000_000_000;
 
 /// When to send the acknowledgements that are due at the end of a pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +56,6 @@ pub struct Driver<L> {
     batch: TransmitBatch,
     /// Index of the first run of the batch that the link has not accepted yet.
     next_run: usize,
-    /// Time since which the link is full and accepts nothing.
-    full_since_ns: Option<u64>,
     encapsulation: Option<(Sealer, Checker)>,
     observation: Option<Observation>,
     /// Time by which the next pump must send the packets that [`defer_transmit`](Self::defer_transmit) deferred.
@@ -94,7 +91,6 @@ impl<L: Link> Driver<L> {
         Self {
             batch: TransmitBatch::new(BATCH_BYTES, if sealed { ICRC_LEN } else { 0 }),
             next_run: 0,
-            full_since_ns: None,
             encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
             observation: None,
             deferred_until_ns: None,
@@ -199,6 +195,10 @@ impl<L: Link> Driver<L> {
 
     /// Handles a packet that another engine has received.
     pub(crate) fn receive_stray(&mut self, now_ns: u64, stray: &Stray) {
+        if !self.port.is_up() {
+            self.port.note_lost(now_ns, &Lost { packets: 1 });
+            return;
+        }
         self.rnic.handle_packet(now_ns, &stray.outer, &stray.bytes);
         if let Some(observation) = &mut self.observation {
             observation.note(now_ns);
@@ -276,13 +276,8 @@ impl<L: Link> Driver<L> {
         let timed_out = self.is_timer_due(now_ns);
         if timed_out {
             if self.rnic.is_answer_overdue(now_ns) {
-                let arrived = self.receive_arrived(now_ns);
+                let arrived = self.receive_at_most(OVERDUE_PACKETS_MAX, now_ns);
                 received = received.and_then(|packets| Ok(packets + arrived?));
-                if self.is_link_full() {
-                    // While a batch waits, the RNIC sends nothing again, and then no timer runs.
-                    self.link.forget_batch();
-                    self.drop_batch();
-                }
             }
             self.rnic.handle_timeout(now_ns);
         }
@@ -318,20 +313,10 @@ impl<L: Link> Driver<L> {
         self.discard_ready(now_ns);
     }
 
-    /// Returns the deadline of the RNIC's timers. They stand still while the link is full, since packets wait that the
-    /// timers would send again. But a link that accepts nothing for long must not keep requests for ever.
-    #[inline]
-    fn timer_ns(&self) -> Option<u64> {
-        let at_ns = self.rnic.poll_timeout()?;
-        let full_since_ns = self.full_since_ns.filter(|_| self.is_link_full());
-        let full_until_ns = full_since_ns.map_or(0, |since_ns| since_ns + FULL_LINK_STOPS_TIMERS_NS);
-        Some(at_ns.max(full_until_ns))
-    }
-
     /// Returns whether a timer of the RNIC has expired.
     #[inline]
     fn is_timer_due(&self, now_ns: u64) -> bool {
-        self.timer_ns().is_some_and(|at| at <= now_ns)
+        self.rnic.poll_timeout().is_some_and(|at| at <= now_ns)
     }
 
     /// Receives the packets that have arrived.
@@ -367,9 +352,13 @@ impl<L: Link> Driver<L> {
     ///
     /// The link is broken: [`Link::receive`] failed.
     pub fn receive_arrived(&mut self, now_ns: u64) -> io::Result<usize> {
+        self.receive_at_most(ARRIVED_PACKETS_MAX, now_ns)
+    }
+
+    fn receive_at_most(&mut self, limit: usize, now_ns: u64) -> io::Result<usize> {
         self.raise_port(now_ns);
         let (mut packets, mut empty) = (0, 0);
-        while packets < ARRIVED_PACKETS_MAX && empty < EMPTY_RECEIVES {
+        while packets < limit && empty < EMPTY_RECEIVES {
             self.link.look_everywhere();
             let received = self.receive(now_ns);
             self.obey_link(now_ns);
@@ -415,7 +404,6 @@ impl<L: Link> Driver<L> {
         if self.rnic.has_full_destinations() {
             self.note_full_destinations();
         }
-        let mut has_waited = self.is_link_full();
         loop {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
@@ -433,7 +421,6 @@ impl<L: Link> Driver<L> {
                     observation.note(now_ns);
                 }
             }
-            let first_run = self.next_run;
             if let Err(error) = self.link.transmit(now_ns, &self.batch, &mut self.next_run) {
                 // The link is broken. `drop_batch` makes completions visible to the program, although their
                 // acknowledgements will never be sent.
@@ -447,31 +434,13 @@ impl<L: Link> Driver<L> {
             if self.link.holds_packets() || self.rnic.has_full_destinations() {
                 self.note_full_destinations();
             }
-            if self.next_run > first_run {
-                self.full_since_ns = None;
-            }
             if self.is_link_full() {
-                self.full_since_ns.get_or_insert(now_ns);
                 if let Some(destination) = self.link.awaits()
                     && self.rnic.wants_transmit_beside(destination)
                 {
                     self.link.hurry();
                 }
                 return Ok(());
-            }
-            if std::mem::take(&mut has_waited) {
-                self.restart_timers(now_ns);
-            }
-        }
-    }
-
-    /// Restarts the timers of the queue pairs whose packets have waited for the link.
-    #[cold]
-    fn restart_timers(&mut self, now_ns: u64) {
-        let mut last = None;
-        for info in self.batch.infos() {
-            if last.replace(info.qpn) != Some(info.qpn) {
-                self.rnic.restart_timers(now_ns, info.qpn);
             }
         }
     }
@@ -502,7 +471,6 @@ impl<L: Link> Driver<L> {
     /// number of packets.
     fn discard_ready(&mut self, now_ns: u64) -> u64 {
         self.rnic.set_full_destinations(&[]);
-        self.full_since_ns = None;
         let mut packets = 0;
         loop {
             let unsent = &self.batch.runs()[self.next_run..];
@@ -541,7 +509,7 @@ impl<L: Link> Driver<L> {
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
         let link = self.link.poll_timeout().map(|at_ns| self.port.paced(at_ns));
-        earliest([self.timer_ns(), link, observation, self.deferred_until_ns, self.port.up_at_ns])
+        earliest([self.rnic.poll_timeout(), link, observation, self.deferred_until_ns, self.port.up_at_ns])
     }
 }
 

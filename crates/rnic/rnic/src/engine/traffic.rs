@@ -266,14 +266,6 @@ impl Rnic {
         false
     }
 
-    /// Restarts the timers of a queue pair, some of whose packets have left only now. The driver calls this function
-    /// after its link was full, since the time of a packet in the driver is no silence of the peer.
-    pub fn restart_timers(&mut self, now_ns: u64, qpn: Qpn) {
-        if let Some(slot) = self.slot(qpn) {
-            self.qps[slot as usize].restart_timers(now_ns);
-        }
-    }
-
     /// Returns the time by which the driver must call [`handle_timeout`](Self::handle_timeout), followed by
     /// [`poll_transmit`](Self::poll_transmit).
     pub fn poll_timeout(&self) -> Option<u64> {

@@ -414,9 +414,8 @@ impl Qp {
         self.req.rnr_until_ns.is_some()
     }
 
-    /// Starts the timers anew, since packets have left only now. The time until now is no silence of the peer, and no
-    /// part of a round trip.
-    pub(crate) fn restart_timers(&mut self, now_ns: u64) {
+    /// Starts the timers anew. The time until now is no silence of the peer, and no part of a round trip.
+    fn restart_timers(&mut self, now_ns: u64) {
         let req = &mut self.req;
         (req.progress_ns, req.sent_ns, req.timed) = (now_ns, now_ns, None);
     }

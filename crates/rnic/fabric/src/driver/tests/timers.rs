@@ -1,4 +1,4 @@
-//! Timers of requesters while the process has no processor, or while the link has no room.
+//! Timers of requesters while answers wait in the link, or while the process has no processor.
 
 use std::collections::VecDeque;
 
@@ -12,10 +12,9 @@ const EARLY_NS: u64 = 500_000;
 const STALL_NS: u64 = 300_000_000;
 const PEER: [u8; 4] = [10, 0, 0, 2];
 
-/// A link that accepts packets unless it is full, and passes one arrived packet per call.
+/// A link that accepts all packets, and passes one arrived packet per call.
 #[derive(Debug, Default)]
 struct Slow {
-    is_full: bool,
     /// Number of accepted packets.
     sent: usize,
     arrived: VecDeque<Vec<u8>>,
@@ -27,10 +26,8 @@ impl Link for Slow {
     }
 
     fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
-        if !self.is_full {
-            self.sent += batch.runs()[*next..].iter().map(|run| run.packets).sum::<usize>();
-            *next = batch.runs().len();
-        }
+        self.sent += batch.runs()[*next..].iter().map(|run| run.packets).sum::<usize>();
+        *next = batch.runs().len();
         Ok(())
     }
 
@@ -65,8 +62,8 @@ struct Requester {
 }
 
 impl Requester {
-    fn new(is_full: bool) -> Self {
-        let (mut driver, qpn, queue) = connected(Slow { is_full, ..Slow::default() });
+    fn new() -> Self {
+        let (mut driver, qpn, queue) = connected(Slow::default());
         driver.rnic_mut().post_send(0, qpn, &[message(b"one")]).unwrap();
         driver.transmit(0).unwrap();
         Self { driver, qpn, queue }
@@ -90,7 +87,7 @@ impl Requester {
 
 #[test]
 fn an_ack_that_has_arrived_prevents_a_retransmission() {
-    let mut requester = Requester::new(false);
+    let mut requester = Requester::new();
     let stranger = Qpn::new(requester.qpn.get() ^ 1);
     let others = std::iter::repeat_n(ack(stranger), 20);
     let own = ack(requester.qpn);
@@ -101,7 +98,7 @@ fn an_ack_that_has_arrived_prevents_a_retransmission() {
 
 #[test]
 fn a_time_without_a_processor_counts_as_no_timeout() {
-    let mut requester = Requester::new(false);
+    let mut requester = Requester::new();
     assert_eq!(requester.pump(STALL_NS), 1, "the request has left again");
     assert_eq!(requester.driver.poll_timeout(), Some(STALL_NS + EARLY_NS));
     let own = ack(requester.qpn);
@@ -112,7 +109,7 @@ fn a_time_without_a_processor_counts_as_no_timeout() {
 
 #[test]
 fn only_one_time_without_a_processor_prolongs_a_timeout() {
-    let mut requester = Requester::new(false);
+    let mut requester = Requester::new();
     let sent: Vec<_> = (1..=4).map(|stall| requester.pump(stall * STALL_NS)).collect();
     // Each second time counts, and is longer than the configured timeout.
     assert_eq!(sent, [1, 2, 2, 3]);
@@ -122,41 +119,11 @@ fn only_one_time_without_a_processor_prolongs_a_timeout() {
 #[test]
 fn requests_fail_although_each_deadline_is_late() {
     const LOOK_NS: u64 = 20_000_000;
-    let mut requester = Requester::new(false);
+    let mut requester = Requester::new();
     let died = (1..100_u64).find(|look| {
         requester.pump(look * LOOK_NS);
         requester.ends().0 == [Status::RetryExceeded]
     });
     // Timeouts of 67, 134 and 268 ms, before each of them at most one early timeout, and the delays of the looks.
     assert!((24..=33).contains(&died.expect("the request fails")), "{died:?}");
-}
-
-#[test]
-fn the_time_of_a_packet_in_a_full_link_counts_as_no_timeout() {
-    let mut requester = Requester::new(true);
-    let late_ns = FULL_LINK_STOPS_TIMERS_NS;
-    assert_eq!(requester.driver.poll_timeout(), Some(late_ns), "a timer runs while the link is full");
-    for number in 1..10 {
-        assert_eq!(requester.pump(number * EARLY_NS), 0);
-    }
-    assert_eq!(requester.ends(), (vec![], 0, 0));
-    requester.driver.link_mut().is_full = false;
-    let left_ns = 10 * EARLY_NS;
-    assert_eq!(requester.pump(left_ns), 1);
-    assert_eq!(requester.pump(left_ns + 1), 1, "the request has left twice");
-    assert_eq!(requester.driver.poll_timeout(), Some(left_ns + EARLY_NS));
-    assert_eq!(requester.pump(left_ns + EARLY_NS), 2);
-    assert_eq!(requester.ends(), (vec![], 1, 0));
-}
-
-#[test]
-fn requests_fail_although_the_link_accepts_nothing() {
-    let mut requester = Requester::new(true);
-    let mut now_ns = 0;
-    while requester.ends().0.is_empty() {
-        now_ns = requester.driver.poll_timeout().expect("a timer is left");
-        assert!(now_ns < 2 * FULL_LINK_STOPS_TIMERS_NS, "the request does not fail");
-        assert_eq!(requester.pump(now_ns), 0);
-    }
-    assert!(now_ns >= FULL_LINK_STOPS_TIMERS_NS);
 }
