@@ -256,7 +256,7 @@ impl<'a> Reach<'a> {
                 _ => {} // a stranger, which is disconnected
             }
         };
-        let terms = Terms { pinning: self.pinning.clone(), ..Terms::open(MEMORY_BYTES) };
+        let terms = Terms { pinning: self.pinning.clone(), is_known: true, ..Terms::open(MEMORY_BYTES) };
         Ok((stream, std::thread::spawn(move || session::serve(device, accepted, &terms))))
     }
 }

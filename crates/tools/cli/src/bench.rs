@@ -181,7 +181,8 @@ fn run_role(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
         }
         Role::ServeBack(address) => {
             let device = open(exchange, &chosen, None)?;
-            let terms = Terms { pinning: exchange.cpus.pinning(&device)?, ..Terms::open(exchange.memory_bytes()) };
+            let pinning = exchange.cpus.pinning(&device)?;
+            let terms = Terms { pinning, is_known: true, ..Terms::open(exchange.memory_bytes()) };
             let served = session::serve(device, peer::call_back(&address, exchange.meeting.token())?, &terms);
             // The first process reports the failure: it has failed itself, or has received the reason of this process.
             Ok(served.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS))

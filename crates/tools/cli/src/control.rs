@@ -107,7 +107,7 @@ impl Meeting {
 
     fn terms(&self, memory_bytes: usize, pinning: Pinning) -> Result<Terms, Failure> {
         let process = Some(getrandom::u64()?);
-        Ok(Terms { memory_bytes, token: self.token.clone(), pinning, process })
+        Ok(Terms { memory_bytes, token: self.token.clone(), is_known: false, pinning, process })
     }
 
     /// Listens for clients that show the right token. If this side has no token, every client with a valid greeting

@@ -106,6 +106,8 @@ pub struct Terms {
     pub memory_bytes: usize,
     /// Token that clients must show.
     pub token: Option<Token>,
+    /// Whether the client cannot be a stranger even without a token, since this process or its parent has started it.
+    pub is_known: bool,
     /// CPUs for the threads of this end.
     pub pinning: Pinning,
     /// Random number of the answering process. A host with several addresses sends the same number at each address.
@@ -115,13 +117,14 @@ pub struct Terms {
 impl Terms {
     /// Creates terms with this amount of memory, without a token and without pinned threads.
     pub fn open(memory_bytes: usize) -> Self {
-        Self { memory_bytes, token: None, pinning: Pinning::none("the terms name no CPUs"), process: None }
+        let pinning = Pinning::none("the terms name no CPUs");
+        Self { memory_bytes, token: None, is_known: false, pinning, process: None }
     }
 
     /// Returns the patience with which this end waits for the next request of an admitted client. A client without a
     /// token may be a stranger.
     pub(super) fn patience(&self) -> Patience {
-        if self.token.is_some() { Patience::Endless } else { Patience::Request }
+        if self.is_known || self.token.is_some() { Patience::Endless } else { Patience::Request }
     }
 
     /// If this end has a token, rejects a peer that does not show that token.
