@@ -260,7 +260,8 @@ impl<'a> Pair<'a> {
                 let is_all = has_timed_out || !is_open[side];
                 let passed = self.pass(side, &mut held[side], is_all)?;
                 let within = if self.clients.is_empty() { left } else { Duration::MAX };
-                end_or(Timed::new(streams[1 - side], within).write_all(&passed)).map_err(unconnected)?;
+                let written = end_or(Timed::new(streams[1 - side], within).write_all(&passed));
+                written.map_err(|error| if self.clients.is_empty() { unconnected(error) } else { error.into() })?;
                 if !is_open[side] {
                     let _ = streams[1 - side].shutdown(Shutdown::Write); // fails if the connection has ended already
                 }
@@ -438,7 +439,7 @@ mod tests {
     fn a_version_is_short_and_filled_up() {
         let is_version = |bytes: &[u8]| matches!(VersionOpening::default().hear("", bytes).1, Verdict::Admit(_));
         assert!(is_version(b"6.06\0\0\0\0\0\0\0\0\0\0\0\0"));
-        for other in [b"0000000000000000", b"6.06\0\0\0\0\0\0\0\0\0\0\01", b"GET / HTTP/1.0\r\n"] {
+        for other in [b"0000000000000000", b"6.06\0\0\0\0\0\0\0\0\0\0\x001", b"GET / HTTP/1.0\r\n"] {
             assert!(!is_version(other), "{}", other.escape_ascii());
         }
     }
