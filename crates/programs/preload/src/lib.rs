@@ -27,6 +27,7 @@
 //! Functions of the C API rely on their caller for conditions that they cannot check. Each pointer that is not null
 //! must point to an object that this library created and has not destroyed, or to a structure of the documented type.
 //! The functions check all other conditions.
+#![allow(clippy::result_large_err, reason = "a step may hold a mask of signals, and a call that waits moves few steps")]
 
 mod cm;
 mod dropin;
