@@ -21,14 +21,14 @@ pub(crate) const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 const MEMORY: usize = 48 << 20;
 
 /// Minimum number of connections in set-up, even if each of them has long messages.
-const VISITORS_MIN: usize = 4;
+const CONNECTIONS_MIN: usize = 4;
 
 /// Returns the bounds on the peers of a listener for connections with this configuration. A peer that has described its
 /// end has a connection with buffers, so long messages allow fewer peers.
 pub(crate) fn limits(config: &Config) -> Limits {
     let limits = Limits { total: CLIENT_DEADLINE, ..Limits::default() };
     let buffers = config.depth.saturating_add(config.send_buffers).saturating_mul(config.max_message);
-    Limits { visitors: (MEMORY / buffers.max(1)).clamp(VISITORS_MIN, limits.visitors), ..limits }
+    Limits { stepped: (MEMORY / buffers.max(1)).max(CONNECTIONS_MIN), ..limits }
 }
 
 /// This side of all connections of a listener.
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn connections_in_set_up_have_bounded_memory() {
-        let of = |max_message| limits(&Config::default().max_message(max_message)).visitors;
-        assert_eq!([64, 4096, 1 << 20].map(of), [256, 64, VISITORS_MIN]);
+        let of = |max_message| limits(&Config::default().max_message(max_message)).stepped;
+        assert_eq!([64, 4096, 1 << 20].map(of), [4096, 64, CONNECTIONS_MIN]);
     }
 }

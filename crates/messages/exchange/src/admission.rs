@@ -70,6 +70,8 @@ pub trait Opening: Clone {
 pub struct Limits {
     /// Maximum number of visitors at the same time.
     pub visitors: usize,
+    /// Maximum number of visitors that have completed a step of the opening, for an opening that then uses memory.
+    pub stepped: usize,
     /// Maximum time from the arrival of a visitor to the end of its opening.
     pub total: Duration,
     /// Silence after which a visitor may be evicted to make room for a new visitor. A visitor is silent while it
@@ -79,7 +81,8 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { visitors: 256, total: Duration::from_secs(10), patience: Duration::from_millis(100) }
+        let (total, patience) = (Duration::from_secs(10), Duration::from_millis(100));
+        Self { visitors: 256, stepped: usize::MAX, total, patience }
     }
 }
 
@@ -106,6 +109,7 @@ struct Visitor {
     /// Time at which the visitor last completed a step of the opening, or at which it arrived. Single bytes are no
     /// step: otherwise, a visitor that sends slowly could keep its place.
     stepped: Duration,
+    has_stepped: bool,
     /// Number of the visitor's turns that read bytes and completed no step of the opening.
     fruitless: u32,
     /// Number of times that the visitor was ready and another visitor was chosen.
@@ -178,7 +182,15 @@ impl Admission {
     /// Adds a visitor, and returns its number.
     pub fn arrive(&mut self, now: Duration) -> Number {
         let until = now.saturating_add(self.limits.total);
-        let visitor = Visitor { until, stepped: now, fruitless: 0, passes: 0, is_dismissed: false, is_answered: false };
+        let visitor = Visitor {
+            until,
+            stepped: now,
+            has_stepped: false,
+            fruitless: 0,
+            passes: 0,
+            is_dismissed: false,
+            is_answered: false,
+        };
         let number = self.next;
         self.next += 1;
         self.visitors.insert(number, visitor);
@@ -190,6 +202,13 @@ impl Admission {
     pub fn dispensable(&self, now: Duration) -> Option<Number> {
         let (number, _) = self.longest_silent()?;
         self.evictable_at().filter(|&at| at <= now).map(|_| number)
+    }
+
+    /// Returns the visitor to evict because too many have completed a step: the one whose last step is oldest.
+    pub fn surplus(&self) -> Option<Number> {
+        let stepped = || self.visitors.iter().filter(|(_, visitor)| visitor.has_stepped && !visitor.is_dismissed);
+        let oldest = || stepped().min_by_key(|(number, visitor)| (visitor.stepped, **number));
+        (stepped().count() > self.limits.stepped).then(oldest)?.map(|(number, _)| *number)
     }
 
     /// Returns the next visitor to handle, among those whose streams are ready.
@@ -219,7 +238,7 @@ impl Admission {
             match progress {
                 Progress::Nothing => {}
                 Progress::Bytes => visitor.fruitless = visitor.fruitless.saturating_add(1),
-                Progress::Step => visitor.stepped = now,
+                Progress::Step => (visitor.stepped, visitor.has_stepped) = (now, true),
             }
         }
     }
@@ -281,7 +300,7 @@ mod tests {
         Duration::from_millis(count)
     }
 
-    const LIMITS: Limits = Limits { visitors: 4, total: ms(10_000), patience: ms(100) };
+    const LIMITS: Limits = Limits { visitors: 4, stepped: usize::MAX, total: ms(10_000), patience: ms(100) };
 
     fn full(at: u64) -> Admission {
         let mut admission = Admission::new(LIMITS);
@@ -324,6 +343,22 @@ mod tests {
         assert_eq!(admission.place_at(), ms(102));
         assert_eq!(arrive(&mut admission, 102), Some(2));
         assert_eq!(admission.len(), 4);
+    }
+
+    #[test]
+    fn the_visitor_with_the_oldest_step_is_surplus() {
+        let mut admission = Admission::new(Limits { stepped: 2, ..LIMITS });
+        (0..4).for_each(|at| assert_eq!(arrive(&mut admission, at), None));
+        for (number, at) in [(1, 10), (3, 20), (1, 30)] {
+            admission.heard(number, ms(at), Progress::Step);
+            assert_eq!(admission.surplus(), None);
+        }
+        admission.heard(0, ms(40), Progress::Bytes);
+        assert_eq!(admission.surplus(), None, "bytes are no step");
+        admission.heard(2, ms(50), Progress::Step);
+        assert_eq!(admission.surplus(), Some(3));
+        admission.leave(3);
+        assert_eq!(admission.surplus(), None);
     }
 
     /// In each turn, a new visitor is ready too. The first visitor still has its turn.

@@ -1,7 +1,7 @@
 //! The IO of admission: one thread handles all visitors of a listener, without blocking on any visitor.
 #![expect(clippy::disallowed_methods, reason = "TCP has no device, and its deadlines need a clock")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -71,6 +71,10 @@ pub enum Why<R> {
     Ended(io::Error),
 }
 
+/// Number of visitors that [`Lobby::next`] handles after its instant. So a caller that never waits reaches its clients
+/// beside strangers, and strangers that are always ready do not keep the caller for long.
+const LATE_STEPS: usize = 16;
+
 /// Outcome of [`Lobby::step`].
 #[derive(Debug)]
 pub enum Step<T, R> {
@@ -108,8 +112,8 @@ pub struct Lobby<O> {
     /// Whether the lobby looks for an arrival before it looks for a ready visitor. Both take turns, so that neither a
     /// flood of connections nor visitors that are always ready can keep a client waiting.
     is_arrivals_turn: bool,
-    /// Address of an evicted visitor that the lobby has not reported yet.
-    evicted: Option<SocketAddr>,
+    /// Addresses of evicted visitors that the lobby has not reported yet.
+    evicted: VecDeque<SocketAddr>,
     piece: Box<[u8]>,
     /// Addresses of visitors, in the order in which the lobby handled the visitors.
     #[cfg(test)]
@@ -168,7 +172,7 @@ impl<O: Opening> Lobby<O> {
             is_listening: true,
             paused_until: None,
             is_arrivals_turn: false,
-            evicted: None,
+            evicted: VecDeque::new(),
             piece: vec![0; PIECE].into(),
             #[cfg(test)]
             handled: Vec::new(),
@@ -197,13 +201,14 @@ impl<O: Opening> Lobby<O> {
     ///
     /// The operating system failed to accept a connection. The caller may call again at once.
     pub fn next(&mut self, until: Option<Instant>) -> io::Result<Option<Event<O::Admitted, O::Refusal>>> {
+        let mut late_steps = LATE_STEPS;
         loop {
             let is_last = until.is_some_and(|until| Instant::now() >= until);
             match self.step()? {
                 Step::Event(event) => return Ok(Some(event)),
-                // The instant holds even if strangers are always ready.
-                Step::Handled | Step::Idle if is_last => return Ok(None),
-                Step::Handled => {}
+                Step::Idle if is_last => return Ok(None),
+                Step::Handled if is_last && late_steps == 0 => return Ok(None),
+                Step::Handled => late_steps -= usize::from(is_last),
                 Step::Idle => {
                     let ends = [self.wakes_at(), until].into_iter().flatten().min();
                     let nap = ends.map(|end| end.saturating_duration_since(Instant::now()));
@@ -219,7 +224,7 @@ impl<O: Opening> Lobby<O> {
     ///
     /// Returns the errors of [`next`](Self::next).
     pub fn step(&mut self) -> io::Result<Step<O::Admitted, O::Refusal>> {
-        if let Some(from) = self.evicted.take() {
+        if let Some(from) = self.evicted.pop_front() {
             return Ok(Step::Event(Event::Refused { from, why: Why::Evicted }));
         }
         let now = self.begun.elapsed();
@@ -305,7 +310,7 @@ impl<O: Opening> Lobby<O> {
     fn evict(&mut self, number: Number) {
         self.admission.leave(number);
         let guest = self.guests.remove(&number).filter(|guest| guest.opening.is_some());
-        self.evicted = guest.map(|guest| guest.from);
+        self.evicted.extend(guest.map(|guest| guest.from));
     }
 
     /// Accepts one connection and handles the new visitor for the first time: an honest client has often sent its first
@@ -352,6 +357,8 @@ impl<O: Opening> Lobby<O> {
         self.handled.push(guest.from);
         let was_writing = !guest.output.is_empty();
         let turn = guest.turn(&mut self.piece);
+        // The time in which the opening has worked is no silence of the visitor.
+        let heard_at = self.begun.elapsed();
         let is_writing = !guest.output.is_empty();
         if was_writing != is_writing {
             let flags = if is_writing { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
@@ -361,9 +368,12 @@ impl<O: Opening> Lobby<O> {
         }
         match turn {
             Turn::Stays(progress) => {
-                self.admission.heard(number, now, progress);
+                self.admission.heard(number, heard_at, progress);
                 if guest.opening.is_none() {
                     self.admission.dismiss(number, !is_writing);
+                }
+                if let Some(other) = self.admission.surplus() {
+                    self.evict(other);
                 }
                 match self.admission.is_over(number, now) {
                     true => self.part(number, Why::Deadline(self.limits.total)),
@@ -371,7 +381,7 @@ impl<O: Opening> Lobby<O> {
                 }
             }
             Turn::Dismissed(why) => {
-                self.admission.heard(number, now, Progress::Step);
+                self.admission.heard(number, heard_at, Progress::Step);
                 self.admission.dismiss(number, !is_writing);
                 why.map(|why| Event::Refused { from: guest.from, why: Why::Refused(why) })
             }
