@@ -427,18 +427,10 @@ pub(super) const ROWS: &[Row] = &[
         WRITES_BESIDE_QPERF
     )
     .beside(MESSAGES_OF_QPERF),
-    // By default, two threads of the client and its caller poll all the time. On two processors each write then waits
-    // for several time slices of 4 ms.
     of_pypi!(
         "Mooncake Transfer Engine",
         "mooncake_engine",
-        script!(
-            "mooncake_engine",
-            18632,
-            "env MC_WORKERS_PER_CTX=1 doorbell run -- ",
-            "env MC_WORKERS_PER_CTX=1 doorbell run -- ",
-            ""
-        ),
+        script!("mooncake_engine", 18632, "doorbell run -- ", "doorbell run -- ", ""),
         WRITES
     )
     .beside(script!("mooncake_engine", 18632, "", "", " tcp")),
