@@ -400,7 +400,7 @@ static void handlers_within_waits(void)
 	CHECK(sigfillset(&others) == 0 && sigdelset(&others, SIGUSR1) == 0);
 	CHECK(sigprocmask(SIG_BLOCK, &one, NULL) == 0);
 	for (int wait = 0; wait < 6; wait++) {
-		int ended = 0;
+		int ended = 0, why;
 
 		CHECK(raise(SIGUSR1) == 0);
 		switch (wait) {
@@ -422,7 +422,8 @@ static void handlers_within_waits(void)
 		default:
 			ended = __sigpause(~(1 << (SIGUSR1 - 1)), 0);
 		}
-		CHECK(ended == -1 && errno == EINTR && caught == before + wait + 1);
+		why = errno; /* CHECK sets errno to 0 */
+		CHECK(ended == -1 && why == EINTR && caught == before + wait + 1);
 	}
 	CHECK(sigprocmask(SIG_UNBLOCK, &one, NULL) == 0 && close(epoll) == 0);
 }
