@@ -27,15 +27,15 @@ const PASSIVE: Duration = Duration::from_secs(5);
 pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<(), String> {
     let end = plan.kind.end;
     let disturbed = match end {
-        // A server without descriptors cannot accept its client, and waits for the next one.
-        End::Ends => end_of(&mut pair.disturbed, patience)?,
+        // A server without descriptors cannot accept its client, and waits for the next one. A client waits for none.
+        End::Ends if plan.disturbs_server => end_of(&mut pair.disturbed, patience)?,
         _ => pair.disturbed.wait(patience)?,
     };
     if !is_allowed(end, disturbed) {
         return Err(format!("the disturbed process ended with {disturbed}, allowed is {end:?}"));
     }
     if plan.kind.programs != Programs::Own {
-        return judge_foreign(end, pair, patience);
+        return judge_foreign(plan, pair, patience);
     }
     let other = pair.other.wait(patience)?;
     let is_killed = plan.kind.disturbance == Disturbance::KillBoth && is_allowed(End::Dies(Signal::SIGKILL), other);
@@ -47,10 +47,14 @@ pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<
 }
 
 /// Checks the foreign program whose peer was disturbed. If the peer has died, the program must end with some error. A
-/// program that only receives must end after SIGTERM.
-fn judge_foreign(end: End, pair: &mut Pair, patience: Duration) -> Result<(), String> {
+/// program that only receives must end after SIGTERM. A client of `bench` has a TCP connection to its server, so it
+/// must end by itself.
+fn judge_foreign(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<(), String> {
+    let end = plan.kind.end;
+    let is_bench = matches!(plan.kind.programs, Programs::Bench | Programs::Soft);
     let status = match end {
         End::Finishes => pair.other.wait(patience)?,
+        _ if is_bench && plan.disturbs_server => pair.other.wait(patience)?,
         _ => end_of(&mut pair.other, patience)?,
     };
     if end == End::Finishes && !status.success() {
@@ -183,8 +187,22 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_waits_for_a_further_peer_is_asked_to_end() {
-        let ends = |plan: &Plan| plan.kind.end == End::Ends;
-        assert_eq!(judged(ends, [HANGS, "exit 1"], PATIENCE), Ok(()));
+    fn a_server_that_waits_for_a_further_client_is_asked_to_end() {
+        let server_ends = |plan: &Plan| plan.kind.end == End::Ends && plan.disturbs_server;
+        assert_eq!(judged(server_ends, [HANGS, "exit 1"], PATIENCE), Ok(()));
+    }
+
+    #[test]
+    fn a_client_of_bench_that_outlives_its_server_is_reported() {
+        let server_dies = |plan: &Plan| {
+            plan.kind.programs == Programs::Soft && plan.disturbs_server && matches!(plan.kind.end, End::Dies(_))
+        };
+        reported(server_dies, ["kill -9 $$", "exit 1"], ["kill -9 $$", HANGS], "the other does not end within");
+    }
+
+    #[test]
+    fn a_client_that_hangs_without_descriptors_is_reported() {
+        let client_ends = |plan: &Plan| plan.kind.end == End::Ends && !plan.disturbs_server;
+        reported(client_ends, ["exit 1", "exit 1"], [HANGS, "exit 1"], "the disturbed does not end within");
     }
 }

@@ -19,7 +19,7 @@ pub(super) enum End {
     Fails,
     /// The process ends after a refused call, after a completion with an error, or after all messages.
     MayFail,
-    /// The process ends with any status except that of a panic, by itself or after SIGTERM.
+    /// The process ends with any status except that of a panic. A server may wait for SIGTERM.
     Ends,
 }
 
