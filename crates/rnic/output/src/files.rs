@@ -207,13 +207,35 @@ fn is_trusted(owner: u32) -> bool {
 /// # Errors
 ///
 /// The directory cannot be created, or the path names no directory. Or the directory, or a link to it, belongs to a
-/// user other than root or the user of this process.
+/// user other than root or the user of this process. Or the file system gives the new directory to another user.
 pub fn own_directory(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).create(path)?;
     // Without its last slash, a path names the link itself.
     let plain: PathBuf = path.components().collect();
+    if let Some(parent) = plain.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::DirBuilder::new().recursive(true).create(parent)?;
+    }
+    match fs::create_dir(&plain) {
+        Ok(()) => expect_own(&plain, is_trusted).inspect_err(|_| drop(fs::remove_dir(&plain)))?,
+        Err(_) if plain.is_dir() => {}
+        Err(error) => return Err(error),
+    }
     expect_trusted(&fs::symlink_metadata(plain)?, "the path")?;
     expect_trusted(&fs::metadata(path)?, "the directory")
+}
+
+/// Rejects a directory that this process has just created and that belongs to another user. A file server that maps
+/// users does that, and this process could not distinguish such a directory from that of another user.
+fn expect_own(created: &Path, is_allowed: impl Fn(u32) -> bool) -> io::Result<()> {
+    let (owner, own) = (fs::symlink_metadata(created)?.uid(), own_user());
+    if is_allowed(owner) {
+        return Ok(());
+    }
+    let why = format!(
+        "{}: this process runs as user {own}, but its new directory belongs to user {owner}. The file system maps users, \
+         as NFS does with root_squash. Use a user that it does not map, or a local directory",
+        created.display()
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// Rejects a file of another user, or a link of another user to any file.
@@ -239,7 +261,7 @@ fn expect_trusted(found: &fs::Metadata, what: &str) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// No directory can be created in `parent`.
+/// No directory can be created in `parent`, or its file system gives new directories to another user.
 pub fn private_directory(parent: &Path, stem: &str) -> io::Result<PathBuf> {
     let make = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path);
     for _ in 0..TRIES {
@@ -249,8 +271,13 @@ pub fn private_directory(parent: &Path, stem: &str) -> io::Result<PathBuf> {
             // it belongs to this user.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_own(&path) => {}
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            // If two processes of this user each created a directory, `private_path` returns the older one to both.
-            _ => return private_path(parent, stem),
+            made => {
+                if made.is_ok() {
+                    expect_own(&path, |owner| owner == own_user()).inspect_err(|_| drop(fs::remove_dir(&path)))?;
+                }
+                // If two processes of this user each created a directory, `private_path` returns the older one to both.
+                return private_path(parent, stem);
+            }
         }
     }
     Err(io::Error::new(
@@ -502,6 +529,30 @@ mod tests {
         assert_eq!(own.metadata().unwrap().mode() & 0o777, 0o700);
         assert_eq!(private_directory(root.path(), "theirs").unwrap(), own);
         assert_eq!(private_path(root.path(), "theirs").unwrap(), own);
+    }
+
+    /// NFS with root_squash gives files that root creates to another user. The file system user of a thread has the same
+    /// effect.
+    #[test]
+    fn a_new_directory_of_a_mapped_user_is_an_error_with_a_way_out() {
+        if !doorbell_testing::root_or_leave_out("tests that change the owner of files") {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let create = || {
+            nix::unistd::setfsuid(65_534.into());
+            let of_study = own_directory(&root.path().join("study"));
+            [of_study, private_directory(root.path(), "private").map(drop)]
+        };
+        let results = std::thread::scope(|scope| scope.spawn(create).join().unwrap());
+        for (result, name) in results.into_iter().zip(["study", "private"]) {
+            let why = result.unwrap_err().to_string();
+            assert!(why.contains("user 0, but its new directory belongs to user 65534"), "{why}");
+            assert!(why.contains(name) && why.contains("root_squash") && why.contains("local directory"), "{why}");
+        }
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "a directory that cannot be used stays");
+        own_directory(&root.path().join("study")).unwrap();
     }
 
     #[test]
