@@ -71,10 +71,11 @@ pub struct Limits {
     /// Maximum number of visitors at the same time.
     pub visitors: usize,
     /// Maximum number of visitors that have completed a step of the opening, for an opening that then uses memory.
+    /// Further visitors wait before their first step, until such a visitor has left or was silent for `patience`.
     pub stepped: usize,
     /// Maximum time from the arrival of a visitor to the end of its opening.
     pub total: Duration,
-    /// Silence after which a visitor may be evicted to make room for a new visitor. A visitor is silent while it
+    /// Silence after which a visitor may be evicted to make room for another visitor. A visitor is silent while it
     /// completes no step of its opening. An honest visitor completes its next step within a round trip.
     pub patience: Duration,
 }
@@ -204,11 +205,33 @@ impl Admission {
         self.evictable_at().filter(|&at| at <= now).map(|_| number)
     }
 
-    /// Returns the visitor to evict because too many have completed a step: the one whose last step is oldest.
-    pub fn surplus(&self) -> Option<Number> {
+    /// Returns the visitor whose last step is oldest, if at least `count` visitors have completed a step.
+    fn oldest_of(&self, count: usize) -> Option<(Number, Visitor)> {
+        if count > self.visitors.len() {
+            return None;
+        }
         let stepped = || self.visitors.iter().filter(|(_, visitor)| visitor.has_stepped && !visitor.is_dismissed);
         let oldest = || stepped().min_by_key(|(number, visitor)| (visitor.stepped, **number));
-        (stepped().count() > self.limits.stepped).then(oldest)?.map(|(number, _)| *number)
+        (stepped().count() >= count).then(oldest)?.map(|(number, visitor)| (*number, *visitor))
+    }
+
+    /// Returns the time at which a visitor may complete its first step. Until then, the bytes of such visitors stay
+    /// unread.
+    pub fn step_at(&self) -> Duration {
+        let oldest = self.oldest_of(self.limits.stepped);
+        oldest.map_or(Duration::ZERO, |(_, visitor)| visitor.stepped.saturating_add(self.limits.patience))
+    }
+
+    /// Returns the visitor that must leave if the visitor `number` completes its first step. `None` if there is room,
+    /// or if the visitor has already completed a step.
+    pub fn in_the_way_of(&self, number: Number) -> Option<Number> {
+        let is_first = self.visitors.get(&number).is_some_and(|visitor| !visitor.has_stepped && !visitor.is_dismissed);
+        is_first.then(|| self.oldest_of(self.limits.stepped))?.map(|(oldest, _)| oldest)
+    }
+
+    /// Returns the visitor to evict because too many have completed a step: the one whose last step is oldest.
+    pub fn surplus(&self) -> Option<Number> {
+        self.oldest_of(self.limits.stepped.saturating_add(1)).map(|(number, _)| number)
     }
 
     /// Returns the next visitor to handle, among those whose streams are ready.
@@ -355,10 +378,15 @@ mod tests {
         }
         admission.heard(0, ms(40), Progress::Bytes);
         assert_eq!(admission.surplus(), None, "bytes are no step");
-        admission.heard(2, ms(50), Progress::Step);
+        // An honest visitor needs a round trip for its next step, so the others wait until 100 ms after the oldest one.
+        assert_eq!((admission.step_at(), admission.in_the_way_of(2)), (ms(120), Some(3)));
+        assert_eq!(admission.in_the_way_of(1), None, "this visitor has completed a step");
+        admission.heard(2, ms(120), Progress::Step);
         assert_eq!(admission.surplus(), Some(3));
         admission.leave(3);
-        assert_eq!(admission.surplus(), None);
+        assert_eq!((admission.surplus(), admission.step_at()), (None, ms(130)));
+        admission.dismiss(1, false);
+        assert_eq!((admission.step_at(), admission.in_the_way_of(0)), (ms(0), None));
     }
 
     /// In each turn, a new visitor is ready too. The first visitor still has its turn.

@@ -1,7 +1,7 @@
 //! The IO of admission: one thread handles all visitors of a listener, without blocking on any visitor.
 #![expect(clippy::disallowed_methods, reason = "TCP has no device, and its deadlines need a clock")]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -106,6 +106,8 @@ pub struct Lobby<O> {
     guests: HashMap<Number, Guest<O>>,
     epoll: Epoll,
     events: Vec<EpollEvent>,
+    /// Visitors whose bytes stay unread until they may complete their first step. Epoll does not watch their streams.
+    parked: BTreeSet<Number>,
     begun: Instant,
     is_listening: bool,
     paused_until: Option<Duration>,
@@ -168,6 +170,7 @@ impl<O: Opening> Lobby<O> {
             guests: HashMap::new(),
             epoll,
             events: vec![EpollEvent::empty(); limits.visitors + 1],
+            parked: BTreeSet::new(),
             begun: Instant::now(),
             is_listening: true,
             paused_until: None,
@@ -228,7 +231,11 @@ impl<O: Opening> Lobby<O> {
             return Ok(Step::Event(Event::Refused { from, why: Why::Evicted }));
         }
         let now = self.begun.elapsed();
-        let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
+        let (mut ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
+        self.parked.retain(|number| self.guests.contains_key(number));
+        if self.admission.step_at() <= now {
+            ready.extend(&self.parked);
+        }
         // A visitor with unread bytes gets one more turn, even if its deadline passed while the caller was busy. A
         // visitor that has sent bytes without a step gets none, or it could stay while others go first.
         let has_turn = |number: &Number| ready.contains(number) && !self.admission.is_fruitless(*number);
@@ -247,8 +254,9 @@ impl<O: Opening> Lobby<O> {
 
     /// Returns the time at which [`step`](Self::step) has work even if no stream is ready.
     pub fn wakes_at(&self) -> Option<Instant> {
-        let opens_at = Some(self.opens_at()).filter(|&at| at > self.begun.elapsed());
-        let next = [self.admission.deadline(), opens_at].into_iter().flatten().min();
+        let step_at = if self.parked.is_empty() { Duration::ZERO } else { self.admission.step_at() };
+        let opens_at = [self.opens_at(), step_at].into_iter().filter(|&at| at > self.begun.elapsed());
+        let next = self.admission.deadline().into_iter().chain(opens_at).min();
         next.and_then(|at| self.begun.checked_add(at))
     }
 
@@ -350,8 +358,38 @@ impl<O: Opening> Lobby<O> {
         Ok(self.turn(number, now))
     }
 
-    /// Handles a visitor whose stream may be ready.
+    /// Handles a visitor whose stream may be ready. If too many others have completed a step, and none of them was
+    /// silent for long, the visitor waits.
     fn turn(&mut self, number: Number, now: Duration) -> Option<Event<O::Admitted, O::Refusal>> {
+        if let Some(oldest) = self.admission.in_the_way_of(number) {
+            // The next bytes of this visitor may have just arrived, so the visitor gets a last turn.
+            let event = if self.admission.step_at() <= now { self.handle(oldest, now) } else { None };
+            if event.is_some() {
+                return event;
+            }
+            if self.admission.step_at() > now {
+                return self.watch(number, false).err().and_then(|error| self.part(number, Why::Ended(error)));
+            }
+        }
+        match self.watch(number, true) {
+            Ok(()) => self.handle(number, now),
+            Err(error) => self.part(number, Why::Ended(error)),
+        }
+    }
+
+    /// Starts or stops watching the stream of a visitor.
+    fn watch(&mut self, number: Number, is_watched: bool) -> io::Result<()> {
+        let Some(guest) = self.guests.get(&number) else { return Ok(()) };
+        if is_watched && self.parked.remove(&number) {
+            self.epoll.add(&guest.stream, EpollEvent::new(EpollFlags::EPOLLIN, number))?;
+        }
+        if !is_watched && self.parked.insert(number) {
+            self.epoll.delete(&guest.stream)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, number: Number, now: Duration) -> Option<Event<O::Admitted, O::Refusal>> {
         let guest = self.guests.get_mut(&number)?;
         #[cfg(test)]
         self.handled.push(guest.from);

@@ -249,6 +249,83 @@ fn a_dripping_visitor_has_no_turn_after_its_deadline() {
     assert_eq!((events.len(), &lobby.handled[..]), (2, &[late.local_addr().unwrap()][..]));
 }
 
+/// Room for two visitors that have shown the token. A third one waits unread, and takes the place of one that is
+/// admitted.
+#[test]
+fn a_visitor_waits_while_those_with_a_step_may_still_speak() {
+    let mut lobby = lobby(Limits { stepped: 2, patience: Duration::MAX, ..Limits::default() });
+    let mut first = [(); 2].map(|()| said(b"token\n", &lobby));
+    assert!(settle(&mut lobby).is_empty());
+    first.iter_mut().for_each(|stream| assert_eq!(read(stream, 4), b"yes\n"));
+    let mut third = said(b"token\n", &lobby);
+    assert!(settle(&mut lobby).is_empty());
+    lobby.handled.clear();
+    assert!(lobby.next(Some(Instant::now())).unwrap().is_none());
+    assert_eq!((lobby.guests.len(), &lobby.handled[..]), (3, &[][..]), "a visitor that waits costs no time");
+    first[0].write_all(b"a line\n").unwrap();
+    assert_eq!(admitted(&mut lobby).1, first[0].local_addr().unwrap());
+    assert!(settle(&mut lobby).is_empty());
+    assert_eq!(read(&mut third, 4), b"yes\n");
+    third.write_all(b"a line\n").unwrap();
+    assert_eq!(admitted(&mut lobby).1, third.local_addr().unwrap());
+}
+
+/// The line of a visitor arrives when another visitor wants its place. Later, a visitor that is silent loses its place.
+#[test]
+fn a_visitor_with_a_step_gets_a_last_turn() {
+    let limits = Limits { stepped: 1, patience: PATIENCE, total: Duration::MAX, ..Limits::default() };
+    let mut lobby = lobby(limits);
+    let mut first = said(b"token\n", &lobby);
+    assert!(settle(&mut lobby).is_empty());
+    let mut second = said(b"token\n", &lobby);
+    assert!(settle(&mut lobby).is_empty());
+    let waiting: Vec<Number> = lobby.parked.iter().copied().collect();
+    first.write_all(b"a line\n").unwrap();
+    lobby.begun -= PATIENCE;
+    let event = lobby.turn(waiting[0], lobby.begun.elapsed());
+    assert!(matches!(event, Some(Event::Admitted { from, .. }) if from == first.local_addr().unwrap()), "{event:?}");
+    assert!(settle(&mut lobby).is_empty());
+    assert_eq!(read(&mut second, 4), b"yes\n");
+    let mut third = said(b"token\n", &lobby);
+    assert!(settle(&mut lobby).is_empty());
+    lobby.begun -= PATIENCE;
+    match &settle(&mut lobby)[..] {
+        [Event::Refused { from, why: Why::Evicted }] => assert_eq!(*from, second.local_addr().unwrap()),
+        events => panic!("{events:?}"),
+    }
+    assert_eq!(read(&mut third, 4), b"yes\n");
+}
+
+/// 40 strangers show the token and stay. The client comes after them. At most two visitors with a token exist at once.
+#[test]
+fn visitors_that_are_silent_after_a_step_make_room_for_the_next_one() {
+    let limits = Limits { stepped: 2, patience: Duration::from_millis(1), total: PATIENCE, ..Limits::default() };
+    let mut lobby = lobby(limits);
+    let _strangers: Vec<TcpStream> = (0..40).map(|_| said(b"token\n", &lobby)).collect();
+    let mut honest = said(b"token\n", &lobby);
+    let own = honest.local_addr().unwrap();
+    honest.set_nonblocking(true).unwrap();
+    let until = Instant::now() + PATIENCE;
+    let mut evicted = 0;
+    loop {
+        assert!(Instant::now() < until);
+        match lobby.step().unwrap() {
+            Step::Event(Event::Admitted { from, .. }) => break assert_eq!(from, own),
+            Step::Event(Event::Refused { from, why }) => {
+                assert!(from != own && matches!(why, Why::Evicted), "{from} was refused: {why}");
+                evicted += 1;
+            }
+            Step::Idle | Step::Handled => {}
+        }
+        let stepped = lobby.guests.values().filter(|guest| guest.opening.as_ref().is_some_and(|it| it.has_token));
+        assert!(stepped.count() <= 2);
+        if honest.read(&mut [0; 4]).is_ok() {
+            honest.write_all(b"a line\n").unwrap();
+        }
+    }
+    assert!(evicted > 0);
+}
+
 #[test]
 fn a_refused_visitor_reads_the_reason_while_still_sending() {
     let mut lobby = lobby(Limits::default());
