@@ -11,6 +11,7 @@
 //! sending bytes.
 
 mod clients;
+mod clock;
 mod lobby;
 mod openings;
 

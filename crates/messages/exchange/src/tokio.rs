@@ -125,6 +125,7 @@ impl<O: Opening> TokioLobby<O> {
                         Some(at) => timeout_at(at.into(), readable).await.unwrap_or(Ok(()))?,
                         None => readable.await?,
                     }
+                    self.0.get_mut().waited();
                 }
             }
         }

@@ -12,6 +12,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{Backlog, listen};
 
+use super::clock::Clock;
 use super::{Admission, Limits, Number, Opening, Progress, Verdict};
 
 /// Maximum number of bytes that one turn of a visitor reads. The longest step of an opening takes few turns.
@@ -109,6 +110,7 @@ pub struct Lobby<O> {
     /// Visitors whose bytes stay unread until they may complete their first step. Epoll does not watch their streams.
     parked: BTreeSet<Number>,
     begun: Instant,
+    clock: Clock,
     is_listening: bool,
     paused_until: Option<Duration>,
     /// Whether the lobby looks for an arrival before it looks for a ready visitor. Both take turns, so that neither a
@@ -172,6 +174,7 @@ impl<O: Opening> Lobby<O> {
             events: vec![EpollEvent::empty(); limits.visitors + 1],
             parked: BTreeSet::new(),
             begun: Instant::now(),
+            clock: Clock::default(),
             is_listening: true,
             paused_until: None,
             is_arrivals_turn: false,
@@ -216,6 +219,7 @@ impl<O: Opening> Lobby<O> {
                     let ends = [self.wakes_at(), until].into_iter().flatten().min();
                     let nap = ends.map(|end| end.saturating_duration_since(Instant::now()));
                     self.ready(nap)?;
+                    self.waited();
                 }
             }
         }
@@ -230,13 +234,13 @@ impl<O: Opening> Lobby<O> {
         if let Some(from) = self.evicted.pop_front() {
             return Ok(Step::Event(Event::Refused { from, why: Why::Evicted }));
         }
-        let now = self.begun.elapsed();
+        let now = self.clock.return_at(self.begun.elapsed());
         let (mut ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
         self.parked.retain(|number| self.guests.contains_key(number));
         if self.admission.step_at() <= now {
             ready.extend(&self.parked);
         }
-        // A visitor with unread bytes gets one more turn, even if its deadline passed while the caller was busy. A
+        // A visitor with unread bytes gets one more turn, even if its deadline passed while others had theirs. A
         // visitor that has sent bytes without a step gets none, or it could stay while others go first.
         let has_turn = |number: &Number| ready.contains(number) && !self.admission.is_fruitless(*number);
         let expired = self.admission.expired(now).find(|number| !has_turn(number));
@@ -252,12 +256,18 @@ impl<O: Opening> Lobby<O> {
         }
     }
 
+    /// Counts the time since the last step against the visitors: the caller has waited for them until now. Without
+    /// this call, a tenth of a second counts at most.
+    pub fn waited(&mut self) {
+        self.clock.wait_until(self.begun.elapsed());
+    }
+
     /// Returns the time at which [`step`](Self::step) has work even if no stream is ready.
     pub fn wakes_at(&self) -> Option<Instant> {
         let step_at = if self.parked.is_empty() { Duration::ZERO } else { self.admission.step_at() };
-        let opens_at = [self.opens_at(), step_at].into_iter().filter(|&at| at > self.begun.elapsed());
+        let opens_at = [self.opens_at(), step_at].into_iter().filter(|&at| at > self.clock.counted());
         let next = self.admission.deadline().into_iter().chain(opens_at).min();
-        next.and_then(|at| self.begun.checked_add(at))
+        next.and_then(|at| self.begun.checked_add(self.clock.real(at)))
     }
 
     /// Returns the time at which the lobby accepts connections again. Until then, new connections wait in the kernel's
@@ -280,7 +290,7 @@ impl<O: Opening> Lobby<O> {
     /// Returns the visitors whose streams are ready, and whether a connection can be accepted. Waits for at most the
     /// time `within`, or without limit if `within` is `None`.
     fn ready(&mut self, within: Option<Duration>) -> io::Result<(Vec<Number>, bool)> {
-        let is_open = self.opens_at() <= self.begun.elapsed();
+        let is_open = self.opens_at() <= self.clock.counted();
         self.listen(is_open)?;
         // The timeout is rounded up to whole milliseconds. Otherwise the loop would spin for the last millisecond.
         let rounded = |within: Duration| EpollTimeout::try_from(within + Duration::from_micros(999));
@@ -396,7 +406,7 @@ impl<O: Opening> Lobby<O> {
         let was_writing = !guest.output.is_empty();
         let turn = guest.turn(&mut self.piece);
         // The time in which the opening has worked is no silence of the visitor.
-        let heard_at = self.begun.elapsed();
+        let heard_at = self.clock.return_at(self.begun.elapsed());
         let is_writing = !guest.output.is_empty();
         if was_writing != is_writing {
             let flags = if is_writing { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
@@ -436,7 +446,7 @@ impl<O: Opening> Lobby<O> {
                 self.part(number, ended.map_or_else(Why::Ended, Why::Refused))
             }
             Turn::Admitted(opening) => {
-                let until = self.begun + self.admission.until(number).unwrap_or(now);
+                let until = self.begun + self.clock.real(self.admission.until(number).unwrap_or(now));
                 self.admission.leave(number);
                 let Guest { stream, from, .. } = self.guests.remove(&number)?;
                 let released = self.epoll.delete(&stream).map_err(io::Error::from);

@@ -172,8 +172,8 @@ fn a_visitor_that_has_just_shown_its_token_keeps_its_place() {
     let mut lobby = lobby(Limits { visitors: 1, patience: Duration::from_millis(1), ..Limits::default() });
     let mut first = connect(&lobby);
     settle(&mut lobby);
-    while !lobby.admission.has_place(lobby.begun.elapsed()) {
-        std::thread::yield_now();
+    while !lobby.admission.has_place(lobby.clock.counted()) {
+        settle(&mut lobby);
     }
     first.write_all(b"token\n").unwrap();
     let _second = connect(&lobby);
@@ -234,7 +234,7 @@ fn a_dripping_visitor_is_refused_in_bounded_time() {
     thread.join().unwrap();
 }
 
-/// Both visitors have unread bytes when the caller returns after their deadlines.
+/// Both visitors have unread bytes when the thread wakes after their deadlines.
 #[test]
 fn a_dripping_visitor_has_no_turn_after_its_deadline() {
     let mut lobby = lobby(Limits::default());
@@ -243,10 +243,27 @@ fn a_dripping_visitor_has_no_turn_after_its_deadline() {
     dripping.write_all(b"x").unwrap();
     late.write_all(b"token\n").unwrap();
     lobby.begun -= 2 * lobby.limits.total;
+    lobby.waited();
     lobby.handled.clear();
     let events = settle(&mut lobby);
     assert!(events.iter().all(|event| matches!(event, Event::Refused { why: Why::Deadline(_), .. })), "{events:?}");
     assert_eq!((events.len(), &lobby.handled[..]), (2, &[late.local_addr().unwrap()][..]));
+}
+
+/// Between two parts of the opening, the caller is away for longer than the total time of a visitor.
+#[test]
+fn an_opening_in_parts_outlasts_an_absence_of_the_caller() {
+    let mut lobby = lobby(Limits { total: PATIENCE, ..Limits::default() });
+    let mut honest = said(b"tok", &lobby);
+    assert!(settle(&mut lobby).is_empty());
+    for part in ["en", "\n", "a l"] {
+        honest.write_all(part.as_bytes()).unwrap();
+        lobby.begun -= 2 * PATIENCE;
+        assert!(settle(&mut lobby).is_empty(), "{part:?}");
+    }
+    honest.write_all(b"ine\n").unwrap();
+    lobby.begun -= 2 * PATIENCE;
+    assert_eq!(admitted(&mut lobby).1, honest.local_addr().unwrap());
 }
 
 /// Room for two visitors that have shown the token. A third one waits unread, and takes the place of one that is
@@ -282,13 +299,15 @@ fn a_visitor_with_a_step_gets_a_last_turn() {
     let waiting: Vec<Number> = lobby.parked.iter().copied().collect();
     first.write_all(b"a line\n").unwrap();
     lobby.begun -= PATIENCE;
-    let event = lobby.turn(waiting[0], lobby.begun.elapsed());
+    lobby.waited();
+    let event = lobby.turn(waiting[0], lobby.clock.counted());
     assert!(matches!(event, Some(Event::Admitted { from, .. }) if from == first.local_addr().unwrap()), "{event:?}");
     assert!(settle(&mut lobby).is_empty());
     assert_eq!(read(&mut second, 4), b"yes\n");
     let mut third = said(b"token\n", &lobby);
     assert!(settle(&mut lobby).is_empty());
     lobby.begun -= PATIENCE;
+    lobby.waited();
     match &settle(&mut lobby)[..] {
         [Event::Refused { from, why: Why::Evicted }] => assert_eq!(*from, second.local_addr().unwrap()),
         events => panic!("{events:?}"),

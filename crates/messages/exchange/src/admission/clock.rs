@@ -1,0 +1,80 @@
+//! The clock by which a lobby bounds the time of its visitors.
+
+use std::time::Duration;
+
+/// Maximum time that counts of an absence: the time from the end of one step of a lobby to the next step. The owner may
+/// serve a client for minutes between two steps, and visitors cannot proceed meanwhile. But an owner that never waits
+/// for its visitors must still bound their number of steps.
+pub(super) const ABSENCE_MAX: Duration = Duration::from_millis(100);
+
+/// Time of a lobby. It counts waits for visitors in full, and each absence up to [`ABSENCE_MAX`].
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    /// Real time at the last call.
+    seen: Duration,
+    counted: Duration,
+}
+
+impl Clock {
+    /// Counts the time since the last call as an absence. Returns the counted time.
+    pub(super) fn return_at(&mut self, real: Duration) -> Duration {
+        let absence = real.saturating_sub(self.seen).min(ABSENCE_MAX);
+        self.count(real, absence)
+    }
+
+    /// Counts the time since the last call as a wait for visitors.
+    pub(super) fn wait_until(&mut self, real: Duration) {
+        self.count(real, real.saturating_sub(self.seen));
+    }
+
+    fn count(&mut self, real: Duration, time: Duration) -> Duration {
+        (self.seen, self.counted) = (real, self.counted.saturating_add(time));
+        self.counted
+    }
+
+    /// Returns the time that the last call counted.
+    pub(super) fn counted(&self) -> Duration {
+        self.counted
+    }
+
+    /// Returns the real time at which the counted time becomes `counted`, if the lobby waits for visitors until then.
+    pub(super) fn real(&self, counted: Duration) -> Duration {
+        self.seen.saturating_add(counted.saturating_sub(self.counted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Admission, Limits, Progress};
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// After each part of the opening, the owner serves another client for ten seconds, which is the total time.
+    #[test]
+    fn time_of_an_absent_owner_is_no_time_of_a_visitor() {
+        let (mut clock, mut admission) = (Clock::default(), Admission::new(Limits::default()));
+        let number = admission.arrive(clock.return_at(SECOND));
+        for part in 1..=5 {
+            let now = clock.return_at(SECOND + part * 10 * SECOND);
+            assert!(!admission.is_over(number, now), "part {part}");
+            admission.heard(number, now, Progress::Bytes);
+        }
+        // The visitor has the remaining time for its next part, and no more.
+        let until = clock.real(admission.deadline().unwrap());
+        assert_eq!(until, 61 * SECOND - 5 * ABSENCE_MAX);
+        clock.wait_until(until - Duration::from_nanos(1));
+        assert!(!admission.is_over(number, clock.counted()));
+        clock.wait_until(until);
+        assert!(admission.is_over(number, clock.counted()));
+    }
+
+    /// The owner never waits for visitors, and looks at them once per second.
+    #[test]
+    fn the_number_of_steps_of_a_visitor_is_bounded_without_waits() {
+        let (mut clock, mut admission) = (Clock::default(), Admission::new(Limits::default()));
+        let number = admission.arrive(clock.counted());
+        let steps = (1..1000).take_while(|&step| !admission.is_over(number, clock.return_at(step * SECOND)));
+        assert_eq!(steps.count(), 99);
+    }
+}
