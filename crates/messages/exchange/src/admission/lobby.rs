@@ -8,11 +8,11 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use doorbell_admission::Clock;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{Backlog, listen};
 
-use super::clock::Clock;
 use super::{Admission, Limits, Number, Opening, Progress, Verdict};
 
 /// Maximum number of bytes that one turn of a visitor reads. The longest step of an opening takes few turns.

@@ -1,15 +1,16 @@
-//! The clock by which a lobby bounds the time of its visitors.
+//! The clock by which a listener bounds the time of its visitors.
 
 use std::time::Duration;
 
-/// Maximum time that counts of an absence: the time from the end of one step of a lobby to the next step. The owner may
-/// serve a client for minutes between two steps, and visitors cannot proceed meanwhile. But an owner that never waits
-/// for its visitors must still bound their number of steps.
-pub(super) const ABSENCE_MAX: Duration = Duration::from_millis(100);
+/// Maximum time that counts of an absence: the time from the end of one step of a listener to the next step. The owner
+/// may serve a client for minutes between two steps, and visitors cannot proceed meanwhile. But an owner that never
+/// waits for its visitors must still bound their number of steps.
+const ABSENCE_MAX: Duration = Duration::from_millis(100);
 
-/// Time of a lobby. It counts waits for visitors in full, and each absence up to [`ABSENCE_MAX`].
+/// Time of a listener. It counts waits for visitors in full, and each absence up to a tenth of a second. All real times
+/// are relative to one instant that the caller chooses.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
+pub struct Clock {
     /// Real time at the last call.
     seen: Duration,
     counted: Duration,
@@ -17,13 +18,13 @@ pub(super) struct Clock {
 
 impl Clock {
     /// Counts the time since the last call as an absence. Returns the counted time.
-    pub(super) fn return_at(&mut self, real: Duration) -> Duration {
+    pub fn return_at(&mut self, real: Duration) -> Duration {
         let absence = real.saturating_sub(self.seen).min(ABSENCE_MAX);
         self.count(real, absence)
     }
 
     /// Counts the time since the last call as a wait for visitors.
-    pub(super) fn wait_until(&mut self, real: Duration) {
+    pub fn wait_until(&mut self, real: Duration) {
         self.count(real, real.saturating_sub(self.seen));
     }
 
@@ -33,20 +34,20 @@ impl Clock {
     }
 
     /// Returns the time that the last call counted.
-    pub(super) fn counted(&self) -> Duration {
+    pub fn counted(&self) -> Duration {
         self.counted
     }
 
-    /// Returns the real time at which the counted time becomes `counted`, if the lobby waits for visitors until then.
-    pub(super) fn real(&self, counted: Duration) -> Duration {
+    /// Returns the real time at which the counted time becomes `counted`, if the listener waits for visitors until then.
+    pub fn real(&self, counted: Duration) -> Duration {
         self.seen.saturating_add(counted.saturating_sub(self.counted))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Admission, Limits, Progress};
     use super::*;
+    use crate::{Admission, Limits, Progress};
 
     const SECOND: Duration = Duration::from_secs(1);
 
