@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_client_of_bench_that_outlives_its_server_is_reported() {
         let server_dies = |plan: &Plan| {
-            plan.kind.programs == Programs::Soft && plan.disturbs_server && matches!(plan.kind.end, End::Dies(_))
+            plan.kind.programs == Programs::Soft && plan.disturbs_server && plan.kind.end == End::Dies(Signal::SIGKILL)
         };
         reported(server_dies, ["kill -9 $$", "exit 1"], ["kill -9 $$", HANGS], "the other does not end within");
     }
