@@ -3,9 +3,8 @@
 mod looks;
 
 use std::io;
-use std::net::IpAddr;
 
-use doorbell_rnic::{Budget, Filter, Rnic, Stray, TransmitBatch, earliest};
+use doorbell_rnic::{Budget, Filter, PathEnd, Rnic, Stray, TransmitBatch, earliest};
 use doorbell_verbs_core::{AsyncEvent, LinkCounters, PortError, PortOrder, PortState};
 use doorbell_wire::ICRC_LEN;
 
@@ -65,7 +64,7 @@ pub struct Driver<L> {
     link_orders_port: bool,
     looks: Looks,
     /// Buffer for the destinations for whose packets the link has no room.
-    full: Vec<IpAddr>,
+    full: Vec<PathEnd>,
 }
 
 impl<L> Drop for Driver<L> {
@@ -415,7 +414,7 @@ impl<L: Link> Driver<L> {
                     return Ok(());
                 }
                 if let Some((sealer, _)) = &mut self.encapsulation {
-                    sealer.seal_to(&mut self.batch, |destination| self.link.seals(destination));
+                    sealer.seal_to(&mut self.batch, |path| self.link.seals(path));
                 }
                 if let Some(observation) = &mut self.observation {
                     observation.note(now_ns);

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use doorbell_rnic::{HEADERS_BYTES_MAX, Loan, Packet, Payload, TransmitBatch};
+use doorbell_rnic::{HEADERS_BYTES_MAX, Loan, Packet, Path, PathEnd, Payload, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{FaultMarks, Outer};
 
@@ -135,10 +135,10 @@ pub trait Link: Send {
     /// Returns the properties of the link.
     fn properties(&self) -> LinkProperties;
 
-    /// Returns whether packets to this destination need an ICRC. On a sealed link, packets need one unless they go
+    /// Returns whether packets on this path need an ICRC. On a sealed link, packets need one unless they go
     /// through shared memory and no wrapper reads them. Each packet of a batch for a sealed link has room for the ICRC
     /// in any case.
-    fn seals(&self, _destination: IpAddr) -> bool {
+    fn seals(&self, _path: &Path) -> bool {
         self.properties().sealed
     }
 
@@ -195,7 +195,7 @@ pub trait Link: Send {
     /// Returns the destination of the first packet that the link did not accept, if the link is still looking for a
     /// route to that destination. The link decides on the route by [`poll_timeout`](Self::poll_timeout) at the latest.
     /// Returns `None` if the packets wait for room.
-    fn awaits(&self) -> Option<IpAddr> {
+    fn awaits(&self) -> Option<PathEnd> {
         self.inner()?.awaits()
     }
 
@@ -222,7 +222,7 @@ pub trait Link: Send {
 
     /// Appends the destinations of the packets that the link has accepted and that wait for room. The driver lets
     /// requests without a window to these destinations wait too.
-    fn full_destinations(&self, destinations: &mut Vec<IpAddr>) {
+    fn full_destinations(&self, destinations: &mut Vec<PathEnd>) {
         if let Some(inner) = self.inner() {
             inner.full_destinations(destinations);
         }
@@ -320,8 +320,8 @@ impl Link for Box<dyn Link> {
         (**self).properties()
     }
 
-    fn seals(&self, destination: IpAddr) -> bool {
-        (**self).seals(destination)
+    fn seals(&self, path: &Path) -> bool {
+        (**self).seals(path)
     }
 
     fn lend(&mut self) -> Option<Loan> {

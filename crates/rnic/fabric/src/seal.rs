@@ -12,7 +12,7 @@
 
 use std::net::IpAddr;
 
-use doorbell_rnic::TransmitBatch;
+use doorbell_rnic::{Path, TransmitBatch};
 use doorbell_wire::{BTH_LEN, Check, Flow, ICRC_LEN};
 
 use crate::link::ReceivedRun;
@@ -40,16 +40,16 @@ impl Sealer {
         self.seal_to(batch, |_| true);
     }
 
-    /// Writes the ICRCs of the packets to destinations for which `wants` returns true.
+    /// Writes the ICRCs of the packets on paths for which `wants` returns true.
     ///
     /// # Panics
     ///
     /// If the batch has no trailers of four bytes.
     #[inline]
-    pub fn seal_to(&mut self, batch: &mut TransmitBatch, wants: impl Fn(IpAddr) -> bool) {
+    pub fn seal_to(&mut self, batch: &mut TransmitBatch, wants: impl Fn(&Path) -> bool) {
         assert_eq!(batch.trailer_bytes(), ICRC_LEN, "an ICRC needs a trailer of its length");
         let (runs, bytes) = batch.runs_and_bytes_mut();
-        for run in runs.iter().filter(|run| wants(run.path.destination)) {
+        for run in runs.iter().filter(|run| wants(&run.path)) {
             let flow = self.flow_to(run.path.destination);
             let packets = &mut bytes[run.start..run.start + run.total_bytes];
             for (index, packet) in packets.chunks_mut(run.segment_bytes).enumerate() {

@@ -1,6 +1,7 @@
 //! Packets through memory that two processes of one machine and user share.
 //!
-//! Each pair of devices shares one memfd with two rings, one for each direction. The module consists of these files:
+//! Each pair of devices shares one memfd with two rings, one for each direction. If devices have several engines, each
+//! pair of engines that exchanges packets has such a memfd. The module consists of these files:
 //!
 //! - `ring.rs`: the format of a ring, and the order in which writer and reader access its memory.
 //! - `sys.rs`: the mapping of the memfd, and system calls.
@@ -32,10 +33,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::str::FromStr;
 use std::{fmt, io};
 
+use doorbell_rnic::EngineId;
+
 pub use link::{SharedMemoryCounters, SharedMemoryLink};
 
-/// Wakes the sleeping thread of a device of this machine by a datagram without a packet. A device that is not asleep
-/// ignores the datagram. A device without shared memory counts it as malformed.
+/// Wakes the sleeping thread of the first engine of a device of this machine by a datagram without a packet. An engine
+/// that is not asleep ignores the datagram. A device without shared memory counts it as malformed.
 ///
 /// # Errors
 ///
@@ -45,7 +48,8 @@ pub fn wake_device(address: IpAddr, port: u16) -> io::Result<()> {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    UdpSocket::bind((any, 0))?.send_to(&message::Datagram::Wake.to_bytes(), (address, port))?;
+    let wake = message::Datagram::Wake { to: EngineId(0) };
+    UdpSocket::bind((any, 0))?.send_to(&wake.to_bytes(), (address, port))?;
     Ok(())
 }
 

@@ -41,11 +41,15 @@ pub(crate) fn batch_of(destination: IpAddr, lengths: &[usize]) -> TransmitBatch 
     batch
 }
 
-/// Returns the bytes of packet `number` of a batch. The opcode is RC SEND Only, and all other bytes depend on `number`.
+/// Returns the bytes of packet `number` of a batch. The opcode is RC SEND Only, the destination QPN names the first
+/// engine, and all other bytes depend on `number`.
 pub(crate) fn packet(number: usize, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|at| (at * 31 + number * 7 + number / 256) as u8).collect();
     if let Some(opcode) = bytes.first_mut() {
         *opcode = Opcode::RC_SEND_ONLY.0;
+    }
+    if let Some(engine) = bytes.get_mut(crate::udp::ENGINE_BYTE_AT) {
+        *engine &= 0xf;
     }
     bytes
 }

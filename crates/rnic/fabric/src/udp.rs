@@ -24,6 +24,7 @@ use doorbell_wire::Outer;
 pub use address::{BindError, BindRequest, DEFAULT_RECEIVE_BUFFER_BYTES, bind};
 pub use counters::UdpCounters;
 pub use interface::{active_mtu, interface_index, interface_mtu, largest_path_mtu};
+pub(crate) use steering::ENGINE_BYTE_AT;
 pub use steering::bind_engines;
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};

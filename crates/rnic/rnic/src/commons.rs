@@ -16,7 +16,7 @@ use crate::faults::InjectedFaults;
 use crate::memory::Memory;
 use crate::packets::Acknowledgement;
 use crate::policy::Policy;
-use crate::transmit::Path;
+use crate::transmit::{Path, PathEnd};
 
 /// Returns the bytes of a frame outside the packet: Ethernet, IP and UDP headers, and the ICRC.
 pub(crate) fn frame_overhead(address: IpAddr) -> u64 {
@@ -99,7 +99,7 @@ pub(crate) struct Commons {
     /// must, since only the requester can limit how many bytes of responses are in flight.
     pub(crate) read_piece_cost: u64,
     /// Destinations for whose packets the link has no room. Requests of UC and UD queue pairs to them wait.
-    pub(crate) full: Vec<IpAddr>,
+    pub(crate) full: Vec<PathEnd>,
     /// Queue pairs with requests that wait for room in the link.
     pub(crate) awaiting_link: Vec<Qpn>,
     /// Slots of the queue pairs that have packets to send.

@@ -123,6 +123,6 @@ pub use memory::{
 pub use policy::{ACK_HOLD_NS, Policy};
 pub use shared::{ReceiveSource, SharedReceiveQueue};
 pub use transmit::{
-    Budget, ENGINES_MAX, EngineId, Filter, LENT_PAYLOAD_BYTES_MIN, Loan, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run,
-    TransmitBatch, TransmitInfo,
+    Budget, ENGINES_MAX, EngineId, Filter, LENT_PAYLOAD_BYTES_MIN, Loan, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, PathEnd,
+    Run, TransmitBatch, TransmitInfo,
 };

@@ -52,6 +52,23 @@ pub struct Path {
     pub hop_limit: u8,
 }
 
+/// Engine of a device, as the end of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PathEnd {
+    /// Address of the device.
+    pub address: IpAddr,
+    /// The engine.
+    pub engine: EngineId,
+}
+
+impl Path {
+    /// Returns the engine to which the path leads.
+    #[inline]
+    pub fn end(&self) -> PathEnd {
+        PathEnd { address: self.destination, engine: self.engine }
+    }
+}
+
 /// Properties of a packet apart from its bytes. A simulator derives the times of its events from these properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransmitInfo {
@@ -98,13 +115,13 @@ impl TransmitInfo {
     }
 }
 
-/// Memory that a link lends to a batch for the runs to one destination. The link sends these runs as records: each
+/// Memory that a link lends to a batch for the runs to one engine of a device. The link sends these runs as records: each
 /// record begins at a multiple of `align_bytes`, with `before_bytes` of the link, and the packets follow without
 /// trailers. So long payloads are copied once, from the region to the record.
 #[derive(Debug)]
 pub struct Loan {
     /// Destination of the runs.
-    pub destination: IpAddr,
+    pub destination: PathEnd,
     /// Memory for the records. Its length is a multiple of `align_bytes`.
     pub memory: LentMemory,
     /// Bytes of a record before its packets.
@@ -297,7 +314,7 @@ impl TransmitBatch {
             _ => false,
         };
         if !joined {
-            let is_to_lender = self.loan.as_ref().is_some_and(|loan| loan.destination == path.destination);
+            let is_to_lender = self.loan.as_ref().is_some_and(|loan| loan.destination == path.end());
             let (record_at, limit_bytes) = if is_to_lender { self.find_record(segment) } else { (None, MAX_RUN_BYTES) };
             self.runs.push(Run {
                 path: *path,
@@ -457,7 +474,7 @@ mod tests {
     fn loan(memory: &mut [u8]) -> Loan {
         // SAFETY: the tests use the memory only through the loan, until the loan has ended.
         let memory = unsafe { LentMemory::new(memory.as_mut_ptr(), memory.len(), std::sync::Arc::new(())) };
-        Loan { destination: path(1).destination, memory, before_bytes: 8, align_bytes: 64 }
+        Loan { destination: path(1).end(), memory, before_bytes: 8, align_bytes: 64 }
     }
 
     #[test]

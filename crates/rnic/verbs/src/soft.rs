@@ -89,8 +89,7 @@ pub struct SoftOptions {
     pub link: Option<LinkChoice>,
     /// Number of engines, from 1 to 16; `None` means the value of [`ENGINES_VARIABLE`], or else 1. Each engine handles
     /// a part of the queue pairs with a lock, a thread and a socket of its own. So threads with queue pairs of their
-    /// own do not wait for each other. A device has one engine if its link is not [`Udp`](LinkChoice::Udp), or if it
-    /// has a capture or a fault plan.
+    /// own do not wait for each other. A device with a capture or a fault plan has one engine.
     pub engines: Option<usize>,
     /// Whether to publish the counters to other processes of this user, if possible.
     /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) set to 0 turns this off.
@@ -169,12 +168,16 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     let wanted = environment::engines(options.engines)?;
     // A capture records all packets in one order, and a fault plan counts them in one order.
     let has_order = options.pcap.is_some() || options.faults.is_some();
-    let ends = match options.effective()?.0 {
+    let engines = if has_order { 1 } else { wanted };
+    let ends: Vec<_> = match options.effective()?.0 {
         LinkChoice::Udp => {
-            let links = bind_engines(request, if has_order { 1 } else { wanted })?;
+            let links = bind_engines(request, engines)?;
             links.into_iter().map(|link| LinkEnd::of(link, |link| link)).collect::<Result<_, _>>()?
         }
-        choice => vec![LinkEnd::of(SharedMemoryLink::bind(request, choice)?, SharedMemoryLink::udp)?],
+        choice => {
+            let links = SharedMemoryLink::bind(request, choice, engines)?;
+            links.into_iter().map(|link| LinkEnd::of(link, SharedMemoryLink::udp)).collect::<Result<_, _>>()?
+        }
     };
     let (address, port) = (ends[0].address, ends[0].port);
     let soft = start(ends, options)?;

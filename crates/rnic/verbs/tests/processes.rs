@@ -60,14 +60,19 @@ fn two_processes_exchange_and_survive_each_other() {
     }
     let _turn = turn();
     for link in [LinkChoice::Udp, LinkChoice::Shm, LinkChoice::Auto] {
-        exchange_and_survive(link);
+        for engines in [[1, 1], [2, 4], [4, 1], [1, 2]] {
+            exchange_and_survive(link, engines);
+        }
     }
 }
 
-fn exchange_and_survive(link: LinkChoice) {
-    let side = plan().side(&open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() }));
+/// Exchanges messages with a peer and kills it. `engines` are the numbers of engines of this device and the peer.
+fn exchange_and_survive(link: LinkChoice, engines: [usize; 2]) {
+    let [own, theirs] = engines;
+    let options = SoftOptions { link: Some(link), engines: Some(own), ..SoftOptions::default() };
+    let side = plan().side(&open_soft(options));
     let memory = side.patterned(BYTES, 1);
-    let mut peer = Peer::start(TEST, "peer", link);
+    let mut peer = Peer::start_with(TEST, "peer", link, theirs);
     let line = peer.answer("peer ");
     let psn = side.device.random_psn();
     writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();
@@ -130,6 +135,7 @@ fn a_peer_killed_at_any_moment_leaves_no_resources() {
     let device = open_soft(SoftOptions {
         address: Some(own.parse().unwrap()),
         link: Some(LinkChoice::Shm),
+        engines: Some(2),
         ..SoftOptions::default()
     });
     let other = open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
@@ -137,7 +143,7 @@ fn a_peer_killed_at_any_moment_leaves_no_resources() {
     for round in 0..rounds {
         let side = hasty().side(&device);
         let memory = side.memory(BYTES);
-        let mut peer = Peer::start(TEST, "stream", LinkChoice::Shm);
+        let mut peer = Peer::start_with(TEST, "stream", LinkChoice::Shm, 1 + round as usize % 3);
         // In each round, the address and the socket name of the killed peer are free again.
         writeln!(peer.commands, "{theirs}").unwrap();
         let line = peer.answer("peer ");

@@ -36,9 +36,16 @@ pub fn soft_pair() -> (Device, Device) {
 
 /// Opens two software RNICs with several engines each, which reach each other over UDP.
 pub fn engines_pair() -> (Device, Device) {
-    let open = |engines| {
-        open_soft(SoftOptions { link: Some(LinkChoice::Udp), engines: Some(engines), ..SoftOptions::default() })
-    };
+    engines_over(LinkChoice::Udp)
+}
+
+/// Opens two software RNICs with several engines each, which reach each other only through shared memory.
+pub fn engines_shm_pair() -> (Device, Device) {
+    engines_over(LinkChoice::Shm)
+}
+
+fn engines_over(link: LinkChoice) -> (Device, Device) {
+    let open = |engines| open_soft(SoftOptions { link: Some(link), engines: Some(engines), ..SoftOptions::default() });
     (open(2), open(4))
 }
 

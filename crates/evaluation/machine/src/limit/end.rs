@@ -88,7 +88,8 @@ impl End {
         let request = BindRequest { port, ..BindRequest::default() };
         let carrier = match shared {
             false => bind(request).map(|udp| Carrier::Udp(Box::new(udp))),
-            true => SharedMemoryLink::bind(request, LinkChoice::Shm).map(|shared| Carrier::Shared(Box::new(shared))),
+            true => SharedMemoryLink::bind(request, LinkChoice::Shm, 1)
+                .map(|mut links| Carrier::Shared(Box::new(links.swap_remove(0)))),
         };
         let carrier = carrier.map_err(io::Error::other)?;
         Ok(Self { carrier, start: Instant::now(), buffer: vec![0; MAX_RUN_BYTES].into() })

@@ -66,8 +66,8 @@ impl Link for Waits {
         Ok(0)
     }
 
-    fn awaits(&self) -> Option<IpAddr> {
-        Some(self.awaits)
+    fn awaits(&self) -> Option<PathEnd> {
+        Some(path(self.awaits).end())
     }
 
     fn hurry(&mut self) {
@@ -223,8 +223,8 @@ impl Link for Holds {
         self.is_full
     }
 
-    fn full_destinations(&self, destinations: &mut Vec<IpAddr>) {
-        destinations.extend(self.is_full.then_some(IpAddr::from([10, 0, 0, 2])));
+    fn full_destinations(&self, destinations: &mut Vec<PathEnd>) {
+        destinations.extend(self.is_full.then_some(path([10, 0, 0, 2].into()).end()));
     }
 
     fn link_counters(&self) -> LinkCounters {

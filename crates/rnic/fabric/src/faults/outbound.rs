@@ -8,7 +8,7 @@ use std::io;
 use std::net::IpAddr;
 
 use doorbell_rnic::{EngineId, Path, TransmitBatch};
-use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer};
+use doorbell_wire::{BTH_LEN, BthPacket, FaultMarks, Flow, ICRC_LEN, Outer};
 
 use super::FaultFilter;
 use crate::driver::BATCH_BYTES;
@@ -201,7 +201,7 @@ impl Outbound {
                 break;
             }
             if !is_dropped {
-                self.batch.push_copy(&path_of(&packet.outer), &packet.bytes[..len]);
+                self.batch.push_copy(&path_of(packet), &packet.bytes[..len]);
             }
             self.in_batch.extend(self.ready.0.pop_front());
             if is_corrupted {
@@ -233,7 +233,7 @@ impl Outbound {
         }
         // A link learns of new routes when it transmits, even if there is nothing to send.
         link.transmit(now_ns, &TransmitBatch::new(0, ICRC_LEN), &mut 0)?;
-        if link.seals(packet.outer.dst) || is_sealed(packet, address, port) {
+        if link.seals(&path_of(packet)) || is_sealed(packet, address, port) {
             return Ok(false);
         }
         packet.marks = packet.marks.and(FaultMarks::DROPPED);
@@ -241,9 +241,12 @@ impl Outbound {
     }
 }
 
-fn path_of(outer: &Outer) -> Path {
-    let Outer { dst: destination, traffic_class, hop_limit, .. } = *outer;
-    Path { engine: EngineId::default(), destination, traffic_class, hop_limit }
+/// Returns the path of a packet. A packet without a whole BTH goes to the first engine, as over UDP.
+fn path_of(packet: &SentPacket) -> Path {
+    let Outer { dst: destination, traffic_class, hop_limit, .. } = packet.outer;
+    let has_bth = packet.bytes.len() >= BTH_LEN;
+    let qpn = has_bth.then(|| BthPacket::new_unchecked(&packet.bytes[..]).dest_qpn());
+    Path { engine: qpn.map(EngineId::of).unwrap_or_default(), destination, traffic_class, hop_limit }
 }
 
 /// Changes the IPv4 identification that the ICRC of a packet covers. The CRC is linear, so a wrong ICRC stays wrong.

@@ -4,28 +4,29 @@ use std::io;
 use std::net::IpAddr;
 
 use super::{LinkChoice, SharedMemoryLink};
-use crate::udp::{BindError, BindRequest, bind};
+use crate::udp::{BindError, BindRequest, bind_engines};
 
 /// Maximum number of addresses skipped by one [`SharedMemoryLink::bind`]. Each of them costs the tries of `meet.rs`.
 const MAX_SKIPPED_ADDRESSES: usize = 16;
 
 impl SharedMemoryLink {
-    /// Binds a UDP link and adds shared memory to it ([`bind`], [`start`](Self::start)).
+    /// Binds the UDP links of a device with `engines` engines and adds shared memory to them ([`bind_engines`],
+    /// [`start`](Self::start)).
     ///
-    /// The UDP socket reserves an address, but a process that closed its socket's descriptor keeps the name by which
+    /// The UDP sockets reserve an address, but a process that closed its socket's descriptor keeps the name by which
     /// devices find the address. If only shared memory is allowed and `request` leaves the address open, such addresses
     /// are skipped.
     ///
     /// # Errors
     ///
-    /// As [`bind`]. [`BindError::System`] has the errors of [`start`](Self::start).
-    pub fn bind(mut request: BindRequest, choice: LinkChoice) -> Result<Self, BindError> {
+    /// As [`bind_engines`]. [`BindError::System`] has the errors of [`start`](Self::start).
+    pub fn bind(mut request: BindRequest, choice: LinkChoice, engines: usize) -> Result<Vec<Self>, BindError> {
         let mut skipped = 0;
         loop {
-            let udp = bind(request)?;
-            let (address, port) = (udp.local_address(), udp.port());
-            let source = match Self::start(udp, choice) {
-                Ok(link) => return Ok(link),
+            let udps = bind_engines(request, engines)?;
+            let (address, port) = (udps[0].local_address(), udps[0].port());
+            let source = match Self::start(udps, choice) {
+                Ok(links) => return Ok(links),
                 Err(source) => source,
             };
             let is_name_taken = source.kind() == io::ErrorKind::AddrInUse;

@@ -25,7 +25,7 @@ impl WithoutMessages<'_> {
     #[cold]
     fn may_wake(&self, run: &ReceivedRun<'_>) -> bool {
         let src = run.outer.src;
-        let is_peer = || self.peers.iter().flatten().any(|peer| peer.address == src);
+        let is_peer = || self.peers.iter().flatten().any(|peer| peer.end.address == src);
         run.source_port == self.own.port() && (src == self.own.ip() || is_peer())
     }
 }
@@ -41,8 +41,8 @@ impl Sink for WithoutMessages<'_> {
         }
         for packet in run.segments() {
             match Datagram::parse(packet) {
-                Some(Datagram::Wake) => self.is_woken = self.is_woken || self.may_wake(&run),
-                Some(Datagram::Challenge { invited, asked }) if run.source_port == self.own.port() => {
+                Some(Datagram::Wake { .. }) => self.is_woken = self.is_woken || self.may_wake(&run),
+                Some(Datagram::Challenge { invited, asked, .. }) if run.source_port == self.own.port() => {
                     if let Some(meeting) = self.meeting {
                         meeting.challenged(run.outer.src, invited, asked);
                     }

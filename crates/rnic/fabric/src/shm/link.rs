@@ -1,20 +1,21 @@
 //! The link of a device that shares memory with devices of its machine, and reaches all other devices over UDP.
 
 mod newcomers;
+mod news;
 mod waiting;
 mod writing;
 
-use std::io;
 use std::net::IpAddr;
+use std::{io, iter};
 
-use doorbell_rnic::{Loan, MAX_RUN_PACKETS, Run, TransmitBatch, earliest};
+use doorbell_rnic::{Loan, MAX_RUN_PACKETS, Path, PathEnd, Run, TransmitBatch, earliest};
 use doorbell_verbs_core::LinkCounters;
 
 use self::writing::Loans;
 use super::LinkChoice;
 use super::datagrams::WithoutMessages;
 use super::idle::Idle;
-use super::meet::{Meeting, News};
+use super::meet::Meeting;
 use super::peer::{Peer, RunBuffers};
 use super::routes::{Routes, RunRoute, answer_within};
 use crate::link::{Link, LinkProperties, Sink};
@@ -35,17 +36,8 @@ const UDP_EVERY_NS: u64 = 20_000;
 /// Time after the last received packets during which rings, or the UDP socket, count as in use.
 const TRAFFIC_NS: u64 = 1_000_000;
 
-/// Maximum time between the two connections of a device that has invited this device and was invited by it at the same
-/// time. If a peer with the same address connects later than that, it is a new device. The link then ends its
-/// connections with the old device.
-const SAME_DEVICE_NS: u64 = 1_000_000_000;
-
-/// Maximum number of departed peers whose rings are still read. If there are more, the oldest ring is dropped with its
-/// packets. Without a limit, a peer that fills a ring and departs, again and again, would use up the mappings of this
-/// process.
-const DEPARTED_MAX: usize = 64;
-
-/// A UDP socket, and rings in shared memory to other devices of the same machine and user.
+/// A UDP socket, and rings in shared memory to other devices of the same machine and user. Each engine of a device has
+/// such a link.
 ///
 /// Packets through rings carry no ICRC, since no network can alter them. A sink that needs an ICRC, such as a capture,
 /// gets the ICRC that the packet would have had over UDP.
@@ -70,14 +62,14 @@ pub struct SharedMemoryLink {
     look_at_all: bool,
     /// Destination of the run at which the last call of `transmit` stopped, because the destination's device has not
     /// answered an invitation.
-    awaits: Option<IpAddr>,
+    awaits: Option<PathEnd>,
     /// Whether the driver holds, outside of the current batch, packets to destinations other than `awaits`.
     others_behind: bool,
     /// Whether a batch is partly sent. The batch's packets to devices that shared memory when the batch was sealed have
     /// no ICRC, so they must not go over UDP.
     is_within_batch: bool,
-    /// Devices that shared memory when the current batch was sealed and have departed since.
-    gone_within_batch: Vec<IpAddr>,
+    /// Engines that shared memory when the current batch was sealed and have departed since.
+    gone_within_batch: Vec<PathEnd>,
     loans: Loans,
     buffers: RunBuffers,
     idle: Idle,
@@ -117,24 +109,42 @@ pub struct SharedMemoryCounters {
 }
 
 impl SharedMemoryLink {
-    /// Adds shared memory to a UDP link. With [`LinkChoice::Shm`], only multicast packets go over UDP. With other
-    /// choices, all packets go over UDP if shared memory is unavailable; the link counts and logs this.
+    /// Adds shared memory to the UDP links of a device's engines, which share an address. With [`LinkChoice::Shm`],
+    /// only multicast packets go over UDP. With other choices, all packets go over UDP if shared memory is unavailable;
+    /// the link counts and logs this.
     ///
     /// # Errors
     ///
     /// Only shared memory is allowed, and another process has the name of a device at this address and port. Or only
     /// shared memory is allowed, and the operating system provides no socket, descriptor or thread.
-    pub fn start(udp: UdpLink, choice: LinkChoice) -> io::Result<Self> {
-        let local = udp.local_socket_address();
-        let socket = udp.readable();
-        let must_host = choice == LinkChoice::Shm;
-        let started = socket.and_then(|socket| Meeting::start(local, socket, answer_within(choice), must_host));
-        let (meeting, refused) = match started {
-            Ok((meeting, refused)) => (Some(meeting), refused),
+    pub fn start(udps: Vec<UdpLink>, choice: LinkChoice) -> io::Result<Vec<Self>> {
+        let Some(first) = udps.first() else { return Ok(Vec::new()) };
+        let local = first.local_socket_address();
+        let (engines, must_host) = (udps.len(), choice == LinkChoice::Shm);
+        let started = first
+            .readable()
+            .and_then(|socket| Meeting::start(local, engines, socket, answer_within(choice), must_host));
+        let (meetings, refused) = match started {
+            Ok((meetings, refused)) => (meetings, refused),
             Err(error) if choice == LinkChoice::Shm => return Err(error),
-            Err(error) => (None, Some(error)),
+            Err(error) => (Vec::new(), Some(error)),
         };
-        let mut link = Self {
+        let meetings = meetings.into_iter().map(Some).chain(iter::repeat_with(|| None));
+        let links = udps.into_iter().zip(meetings).map(|(udp, meeting)| Self::new(udp, choice, meeting));
+        let mut links: Vec<Self> = links.collect();
+        if let Some(error) = refused {
+            links[0].counters.refusals += 1;
+            links.iter_mut().for_each(|link| link.has_explained = true);
+            tracing::info!(
+                "{local} cannot offer shared memory to devices of this machine ({error}): devices that send to it first use UDP"
+            );
+        }
+        Ok(links)
+    }
+
+    fn new(udp: UdpLink, choice: LinkChoice, meeting: Option<Meeting>) -> Self {
+        let local = udp.local_socket_address();
+        Self {
             udp,
             choice,
             meeting,
@@ -159,15 +169,7 @@ impl SharedMemoryLink {
             expects_udp: true,
             counters: SharedMemoryCounters::default(),
             has_explained: false,
-        };
-        if let Some(error) = refused {
-            link.counters.refusals += 1;
-            link.has_explained = true;
-            tracing::info!(
-                "{local} cannot offer shared memory to devices of this machine ({error}): devices that send to it first use UDP"
-            );
         }
-        Ok(link)
     }
 
     /// Returns the counters of the link.
@@ -189,108 +191,9 @@ impl SharedMemoryLink {
         }
     }
 
-    #[cold]
-    fn learn(&mut self, now_ns: u64, news: Vec<News>) {
-        for news in news {
-            match news {
-                News::Arrived { id, address, mapping, made_here } => {
-                    let peer = Peer::new(id, address, now_ns, mapping, made_here);
-                    let free = self.peers.iter().position(Option::is_none);
-                    let place = free.unwrap_or(self.peers.len());
-                    if free.is_none() {
-                        self.peers.push(None);
-                    }
-                    self.peers[place] = Some(peer);
-                    self.leave_predecessors(address, now_ns);
-                    self.routes.arrived(address, place);
-                }
-                News::Absent { address, why } => {
-                    self.routes.absent(address, now_ns);
-                    match why {
-                        Some(why) => self.explain(address, &why),
-                        None if self.choice == LinkChoice::Shm => tracing::info!(
-                            "no device of this machine, user and network namespace is at {address}, or it shares no memory: \
-                             packets to it are dropped (--link shm)"
-                        ),
-                        None => {}
-                    }
-                }
-                News::Gone { id } => {
-                    let is_it = |peer: &Option<Peer>| peer.as_ref().is_some_and(|peer| peer.id == id);
-                    if let Some(place) = self.peers.iter().position(is_it) {
-                        self.is_gone(place);
-                    }
-                }
-                News::Ended => {
-                    (0..self.peers.len()).for_each(|place| self.is_gone(place));
-                    // The descriptor numbers may belong to files of the program by now, so do not close them.
-                    std::mem::forget(self.meeting.take());
-                    self.routes.end();
-                    self.counters.refusals += 1;
-                    let own = self.udp.local_address();
-                    tracing::info!("{own} shares no memory any more: the program has closed descriptors of the device");
-                }
-            }
-        }
-    }
-
-    /// Ends the connections of older devices at an address, after a new device has proved that it owns the address.
-    fn leave_predecessors(&mut self, address: IpAddr, now_ns: u64) {
-        for place in 0..self.peers.len() {
-            let is_old = |peer: &Peer| peer.address == address && now_ns.saturating_sub(peer.since_ns) > SAME_DEVICE_NS;
-            let Some(peer) = self.peers[place].as_ref().filter(|peer| !peer.has_departed() && is_old(peer)) else {
-                continue;
-            };
-            if let Some(meeting) = &self.meeting {
-                meeting.leave(peer.id);
-            }
-            self.is_gone(place);
-        }
-    }
-
-    fn is_gone(&mut self, place: usize) {
-        let Some(peer) = &mut self.peers[place] else { return };
-        peer.depart();
-        self.counters.full += peer.held.clear();
-        let address = peer.address;
-        self.look_at_all = true;
-        self.reroute(place, address);
-        let departed = |peer: &Option<Peer>| peer.as_ref().filter(|peer| peer.has_departed()).map(|peer| peer.id);
-        if self.peers.iter().filter_map(departed).count() > DEPARTED_MAX {
-            let oldest =
-                self.peers.iter_mut().filter(|peer| departed(peer).is_some()).min_by_key(|peer| departed(peer));
-            oldest.into_iter().for_each(|peer| *peer = None);
-        }
-    }
-
-    /// Finds another route for packets to `address`, since the peer at `place` reads no further packets.
-    fn reroute(&mut self, place: usize, address: IpAddr) {
-        self.routes.forget(place);
-        // If two devices invited each other at the same time, there are two pairs of rings, and the other pair may
-        // still be in use.
-        let is_same = |peer: &Peer| peer.address == address && !peer.has_ended();
-        match self.peers.iter().position(|peer| peer.as_ref().is_some_and(is_same)) {
-            Some(other) => self.routes.arrived(address, other),
-            None if self.is_within_batch => self.gone_within_batch.push(address),
-            None => {}
-        }
-    }
-
-    #[cold]
-    fn explain(&mut self, address: IpAddr, why: &str) {
-        self.counters.refusals += 1;
-        if !std::mem::replace(&mut self.has_explained, true) {
-            tracing::info!(
-                "{address} is a device of this machine that shares no memory with this one: {why}; packets to it {} \
-                 until a later try succeeds, and this is logged once",
-                if self.choice == LinkChoice::Shm { "are dropped (--link shm)" } else { "go over UDP" }
-            );
-        }
-    }
-
     /// Returns the route of packets to a destination, and invites the destination's device if necessary.
     #[inline]
-    fn way(&mut self, now_ns: u64, destination: IpAddr) -> RunRoute {
+    fn way(&mut self, now_ns: u64, destination: PathEnd) -> RunRoute {
         let Some(meeting) = &self.meeting else { return RunRoute::Udp };
         self.routes.way(now_ns, destination, meeting)
     }
@@ -301,10 +204,10 @@ impl SharedMemoryLink {
         self.choice != LinkChoice::Shm || destination.is_multicast()
     }
 
-    /// Returns whether the device at `destination` shared memory when the current batch was sealed, and has departed
+    /// Returns whether the engine `destination` shared memory when the current batch was sealed, and has departed
     /// since. If so, the batch's packets to that device have no ICRC, so they cannot go over UDP.
     #[inline]
-    fn is_gone_within_batch(&self, destination: IpAddr) -> bool {
+    fn is_gone_within_batch(&self, destination: PathEnd) -> bool {
         !self.gone_within_batch.is_empty() && self.gone_within_batch.contains(&destination)
     }
 
@@ -335,8 +238,8 @@ impl SharedMemoryLink {
             if let Some(meeting) = &self.meeting {
                 meeting.leave(peer.id);
             }
-            self.explain(peer.address, "the device wrote an invalid record to its ring");
-            self.reroute(place, peer.address);
+            self.explain(peer.end.address, "the device wrote an invalid record to its ring");
+            self.reroute(place, peer.end);
         }
     }
 
@@ -379,8 +282,8 @@ impl Link for SharedMemoryLink {
     }
 
     #[inline]
-    fn seals(&self, destination: IpAddr) -> bool {
-        !self.routes.is_shared(destination)
+    fn seals(&self, path: &Path) -> bool {
+        !self.routes.is_shared(path.end())
     }
 
     #[inline]
@@ -398,17 +301,17 @@ impl Link for SharedMemoryLink {
         let mut result = Ok(());
         self.awaits = None;
         while let Some(run) = runs.get(*next) {
-            if self.is_gone_within_batch(run.path.destination) {
+            if self.is_gone_within_batch(run.path.end()) {
                 self.counters.without += run.packets as u64;
                 *next += 1;
                 continue;
             }
-            match self.way(now_ns, run.path.destination) {
+            match self.way(now_ns, run.path.end()) {
                 RunRoute::Unknown => {
-                    let is_other = |other: &Run| other.path.destination != run.path.destination;
+                    let is_other = |other: &Run| other.path.end() != run.path.end();
                     let others_wait = self.others_behind || runs[*next..].iter().any(is_other);
                     if !self.routes.note_others(others_wait) {
-                        self.awaits = Some(run.path.destination);
+                        self.awaits = Some(run.path.end());
                         break;
                     }
                 }
@@ -434,8 +337,8 @@ impl Link for SharedMemoryLink {
                     while let Some(run) = runs.get(end)
                         && !run.is_lent
                         && self.may_use_udp(run.path.destination)
-                        && !self.is_gone_within_batch(run.path.destination)
-                        && self.way(now_ns, run.path.destination) == RunRoute::Udp
+                        && !self.is_gone_within_batch(run.path.end())
+                        && self.way(now_ns, run.path.end()) == RunRoute::Udp
                     {
                         end += 1;
                     }
@@ -528,7 +431,7 @@ impl Link for SharedMemoryLink {
         self.peers.iter().flatten().all(|peer| peer.has_departed() || peer.reader.is_armed())
     }
 
-    fn awaits(&self) -> Option<IpAddr> {
+    fn awaits(&self) -> Option<PathEnd> {
         self.awaits
     }
 
@@ -547,9 +450,9 @@ impl Link for SharedMemoryLink {
         self.retry_at_ns.is_some()
     }
 
-    fn full_destinations(&self, destinations: &mut Vec<IpAddr>) {
+    fn full_destinations(&self, destinations: &mut Vec<PathEnd>) {
         let held = self.peers.iter().flatten().filter(|peer| !peer.held.is_empty());
-        destinations.extend(held.map(|peer| peer.address));
+        destinations.extend(held.map(|peer| peer.end));
     }
 
     fn send_held(&mut self, now_ns: u64) {
@@ -582,6 +485,8 @@ impl Link for SharedMemoryLink {
     }
 }
 
+#[cfg(test)]
+mod engine_tests;
 #[cfg(test)]
 mod loan_tests;
 #[cfg(test)]

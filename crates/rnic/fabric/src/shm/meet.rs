@@ -3,28 +3,28 @@
 //!
 //! The name is that of an abstract Unix socket, which disappears with its process. It consists of the network namespace
 //! and the device's address and port. `message.rs` defines the messages. A link requests an invitation before its first
-//! packet to an address, and receives the result as [`News`]. After that, packets do not involve this thread.
+//! packet to an engine of an address, and receives the result as [`News`]. After that, packets do not involve this
+//! thread. The links of all engines of a device have one thread.
 
 mod connection;
+mod handle;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use doorbell_sync::IgnorePoison;
+use doorbell_rnic::{ENGINES_MAX, EngineId, PathEnd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
-use rustc_hash::FxHashSet;
 
 use self::connection::{Heard, call, check_user, hear, host, host_or_beside, send};
-use super::message::{Datagram, Message, Nonce, VERSION};
+pub(super) use self::handle::{Meeting, News};
+use self::handle::{MeetingState, Wish, lock};
+use super::message::{Answer, Datagram, Message, Nonce, VERSION};
 use super::sys::{self, Mapping};
-use crate::guard::spawn_without_signals;
-use crate::own_event::OwnEvent;
 use crate::own_process::{Opening, OwnProcess};
 use crate::udp::send_alone;
 
@@ -51,159 +51,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time between two tries to listen at the device's name.
 const HOST_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
-/// Maximum number of tries to listen at the device's name, if the device may use only shared memory. A device that may
-/// also use UDP starts after one try.
-const HOST_TRIES: u32 = 10;
-const HOST_NAP: Duration = Duration::from_millis(10);
-
-/// Reports of the thread to its link.
-#[derive(Debug)]
-pub(super) enum News {
-    /// The device at this address shares memory. `made_here` states whether this device created the rings.
-    Arrived { id: u64, address: IpAddr, mapping: Mapping, made_here: bool },
-    /// The device at this address does not share memory, for the reason `why`. `None` means that no socket listens at
-    /// the name of that device, or that the device has not answered an earlier invitation.
-    Absent { address: IpAddr, why: Option<String> },
-    /// The peer has closed or died.
-    Gone { id: u64 },
-    /// The thread has ended, since the program has closed the thread's descriptors. From now on, the device shares
-    /// memory with no peer.
-    Ended,
-}
-
-/// Requests of a link to the thread.
-#[derive(Debug)]
-enum Wish {
-    Invite(IpAddr),
-    Challenged { from: IpAddr, invited: Nonce, asked: Nonce },
-    Leave { id: u64 },
-}
-
-#[derive(Debug)]
-struct MeetingState {
-    kick: OwnEvent,
-    stop: AtomicBool,
-    has_news: AtomicBool,
-    news: Mutex<Vec<News>>,
-    wishes: Mutex<Vec<Wish>>,
-    /// Nonces of the invitations that no challenge has answered yet. Challenges with other nonces are ignored, since
-    /// any process may send them.
-    awaited: Mutex<FxHashSet<Nonce>>,
-}
-
-/// Handle of the thread for its link.
-#[derive(Debug)]
-pub(super) struct Meeting {
-    shared: Arc<MeetingState>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Meeting {
-    /// Starts the thread of the device at `local`, whose UDP socket is `udp`. Invited devices must answer within
-    /// `answer_within`.
-    ///
-    /// If `must_host` is false and the thread cannot listen at the device's name, the second returned value is the
-    /// reason. Then the thread still invites devices, and tries again later to listen at the name.
-    pub(super) fn start(
-        local: SocketAddr,
-        udp: OwnProcess,
-        answer_within: Duration,
-        must_host: bool,
-    ) -> io::Result<(Self, Option<io::Error>)> {
-        let shared = Arc::new(MeetingState {
-            kick: OwnEvent::new()?,
-            stop: AtomicBool::new(false),
-            has_news: AtomicBool::new(false),
-            news: Mutex::default(),
-            wishes: Mutex::default(),
-            awaited: Mutex::default(),
-        });
-        let mut tries = if must_host { HOST_TRIES } else { 1 };
-        let (hosted, refused) = loop {
-            tries -= 1;
-            match host_or_beside(local) {
-                Ok(hosted) => break (Some(hosted), None),
-                // The name may still belong to an earlier device at this address whose process is about to end. A child
-                // that was just forked may also still hold the name.
-                Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(HOST_NAP),
-                Err(error) if must_host && error.kind() == io::ErrorKind::AddrInUse => {
-                    let why = format!("another process has the name by which devices find {local}");
-                    return Err(io::Error::new(error.kind(), why));
-                }
-                Err(error) if must_host => return Err(error),
-                Err(error) => break (None, Some(error)),
-            }
-        };
-        let is_beside = hosted.as_ref().is_some_and(|(_, is_beside)| *is_beside);
-        let host = Host {
-            shared: Arc::clone(&shared),
-            local,
-            udp,
-            answer_within,
-            paused_until: refused.is_some().then(|| Instant::now() + HOST_AGAIN),
-            listener: hosted.map(|(listener, _)| listener),
-            plain_again: is_beside.then(|| Instant::now() + HOST_AGAIN),
-            peers: Vec::new(),
-            next_id: 0,
-        };
-        let thread = spawn_without_signals(crate::MEETING_THREAD, move || host.run())?;
-        Ok((Self { shared, thread: Some(thread) }, refused))
-    }
-
-    /// Returns the thread's reports since the last call.
-    #[inline]
-    pub(super) fn news(&self) -> Vec<News> {
-        if !self.shared.has_news.load(Ordering::Relaxed) {
-            return Vec::new();
-        }
-        self.shared.has_news.store(false, Ordering::Relaxed);
-        std::mem::take(&mut lock(&self.shared.news))
-    }
-
-    /// Requests shared memory with the device at this address. The thread reports the result.
-    pub(super) fn invite(&self, address: IpAddr) {
-        self.wish(Wish::Invite(address));
-    }
-
-    /// Passes a challenge that arrived over UDP to the thread. Ignores the challenge if its nonce belongs to no
-    /// invitation.
-    pub(super) fn challenged(&self, from: IpAddr, invited: Nonce, asked: Nonce) {
-        if lock(&self.shared.awaited).remove(&invited) {
-            self.wish(Wish::Challenged { from, invited, asked });
-        }
-    }
-
-    /// Ends the connection with a peer.
-    pub(super) fn leave(&self, id: u64) {
-        self.wish(Wish::Leave { id });
-    }
-
-    fn wish(&self, wish: Wish) {
-        lock(&self.shared.wishes).push(wish);
-        self.shared.kick.signal();
-    }
-}
-
-impl Drop for Meeting {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        let is_told = self.shared.kick.is_intact() && self.shared.kick.signal();
-        if !is_told {
-            // The descriptor number may belong to a file of the program by now. Do not close that file.
-            std::mem::forget(Arc::clone(&self.shared));
-        }
-        // A thread that was not signalled never ends, so do not join it.
-        if let Some(thread) = self.thread.take().filter(|_| is_told) {
-            // The panic handler has printed a panic of the thread.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().ignore_poison()
-}
-
 fn random_nonce() -> io::Result<Nonce> {
     let mut nonce = Nonce::default();
     getrandom::fill(&mut nonce).map_err(io::Error::other)?;
@@ -215,14 +62,15 @@ fn random_nonce() -> io::Result<Nonce> {
 enum Stage {
     /// A guest that has not sent its [`Message::Hello`].
     Guest,
-    /// A guest that has not returned the nonce of the challenge sent to its address.
-    Asked { address: IpAddr, mapping: Mapping, nonce: Nonce },
-    /// A device that this device has invited. `is_welcome` states whether the invited device has accepted. Once
-    /// `is_late` is true, packets no longer wait for its answer. The answer may still come, so the device is invited
-    /// again only if it has accepted.
-    Invited { address: IpAddr, mapping: Mapping, nonce: Nonce, is_welcome: bool, is_late: bool },
-    /// The peer shares memory with this device.
-    Sharing { id: u64 },
+    /// A guest that has not returned the nonce of the challenge sent to its address. Its engine `peer` is to share
+    /// memory with the engine `own`.
+    Asked { own: EngineId, peer: PathEnd, mapping: Mapping, nonce: Nonce },
+    /// A device that this device has invited, for the engine `own`. `is_welcome` states whether the invited device has
+    /// accepted. Once `is_late` is true, packets no longer wait for its answer. The answer may still come, so the device
+    /// is invited again only if it has accepted.
+    Invited { own: EngineId, peer: PathEnd, mapping: Mapping, nonce: Nonce, is_welcome: bool, is_late: bool },
+    /// The peer shares memory with the engine `own`.
+    Sharing { id: u64, own: EngineId },
     /// The exchange has ended, and `Host::tidy` will remove the peer.
     Over,
 }
@@ -256,7 +104,7 @@ impl Host {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             // `None` means that the program has closed the thread's descriptors, as daemons do.
-            let Some((is_called, ready)) = self.wait() else { return self.note(News::Ended) };
+            let Some((is_called, ready)) = self.wait() else { return self.note_end() };
             for index in ready {
                 self.listen_to(index);
             }
@@ -315,19 +163,21 @@ impl Host {
         let is_guest = |peer: &&Peer| matches!(peer.stage, Stage::Guest | Stage::Asked { .. });
         self.peers.len() < peers_max()
             && self.peers.iter().filter(is_guest).count() < GUESTS_MAX
-            && lock(&self.shared.news).len() < PEERS_MAX
+            && self.shared.reports.iter().map(|reports| reports.waiting()).sum::<usize>() < PEERS_MAX
     }
 
-    fn note(&self, news: News) {
-        lock(&self.shared.news).push(news);
-        self.shared.has_news.store(true, Ordering::Release);
+    /// Reports to all links that the thread ends.
+    fn note_end(&self) {
+        self.shared.reports.iter().for_each(|reports| reports.add(News::Ended));
     }
 
-    fn tell(&self, news: News) {
-        self.note(news);
-        // The device's driver may be asleep. This datagram to its own socket wakes it.
+    /// Reports to the link of the engine `own`.
+    fn tell(&self, own: EngineId, news: News) {
+        let Some(reports) = self.shared.reports.get(usize::from(own.0)) else { return };
+        reports.add(news);
+        // The engine's driver may be asleep. This datagram to its socket wakes it.
         if self.udp.is_intact() {
-            send_alone(self.udp.as_fd(), self.local, self.local.ip(), &Datagram::Wake.to_bytes());
+            send_alone(self.udp.as_fd(), self.local, self.local.ip(), &Datagram::Wake { to: own }.to_bytes());
         }
     }
 
@@ -376,10 +226,10 @@ impl Host {
 
     fn grant(&mut self, wish: Wish) {
         match wish {
-            Wish::Invite(address) => self.invite_unless_invited(address),
+            Wish::Invite { own, peer } => self.invite_unless_invited(own, peer),
             Wish::Challenged { from, invited, asked } => {
                 let index = self.peers.iter().position(|peer| {
-                    matches!(peer.stage, Stage::Invited { address, nonce, .. } if address == from && nonce == invited)
+                    matches!(peer.stage, Stage::Invited { peer, nonce, .. } if peer.address == from && nonce == invited)
                 });
                 let Some(index) = index else { return };
                 // The host sends its welcome before the challenge. The welcome may still be unread in the connection,
@@ -395,52 +245,53 @@ impl Host {
                 }
             }
             Wish::Leave { id } => {
-                self.peers.retain(|peer| !matches!(peer.stage, Stage::Sharing { id: other } if other == id));
+                self.peers.retain(|peer| !matches!(peer.stage, Stage::Sharing { id: other, .. } if other == id));
             }
         }
     }
 
-    /// Invites the device at the address `guest`, unless an earlier invitation may still be answered. Reports the
-    /// device as absent if packets must not wait for an answer.
-    fn invite_unless_invited(&mut self, guest: IpAddr) {
-        let is_it = |peer: &Peer| matches!(peer.stage, Stage::Invited { address, .. } if address == guest);
+    /// Invites a device for the engine `own`, unless an earlier invitation may still be answered. Reports the device as
+    /// absent if packets must not wait for an answer.
+    fn invite_unless_invited(&mut self, own: EngineId, guest: PathEnd) {
+        let pair = (own, guest);
+        let is_it = |peer: &Peer| matches!(peer.stage, Stage::Invited { own, peer, .. } if (own, peer) == pair);
         if let Some(index) = self.peers.iter().position(is_it) {
             match self.peers[index].stage {
                 Stage::Invited { is_late: false, .. } => return,
                 // The device's process may be stopped. When it continues, it still finds the invitation.
                 Stage::Invited { is_welcome: false, .. } => {
-                    return self.tell(News::Absent { address: guest, why: None });
+                    return self.tell(own, News::Absent { peer: guest, why: None });
                 }
                 // The device has answered, so its challenge was probably lost: it is a datagram. Begin again, since the
                 // device sends one challenge per invitation.
                 _ => self.fail(index, "the challenge of the device did not arrive"),
             }
         }
-        match self.invite(guest) {
+        match self.invite(own, guest) {
             Ok(Some(peer)) => self.peers.push(peer),
-            Ok(None) => self.tell(News::Absent { address: guest, why: None }),
-            Err(why) => self.tell(News::Absent { address: guest, why: Some(why) }),
+            Ok(None) => self.tell(own, News::Absent { peer: guest, why: None }),
+            Err(why) => self.tell(own, News::Absent { peer: guest, why: Some(why) }),
         }
     }
 
-    /// Connects to the device at this address and sends the invitation. Returns `None` if no socket listens at the
-    /// device's name.
-    fn invite(&self, address: IpAddr) -> Result<Option<Peer>, String> {
-        let Some(connection) = call(address, self.local.port())? else { return Ok(None) };
+    /// Connects to a device and sends the invitation. Returns `None` if no socket listens at the device's name.
+    fn invite(&self, own: EngineId, guest: PathEnd) -> Result<Option<Peer>, String> {
+        let Some(connection) = call(guest.address, self.local.port())? else { return Ok(None) };
         let most = peers_max();
         if self.peers.len() >= most {
             return Err(format!("too many devices (maximum {most}: {PEERS_MAX}, or half of the descriptors allowed)"));
         }
         let (mapping, file) = Mapping::create().map_err(|error| format!("no memory to share: {error}"))?;
         let nonce = random_nonce().map_err(|error| format!("no randomness: {error}"))?;
-        let hello = Message::Hello { version: VERSION, address: self.local.ip(), port: self.local.port(), nonce };
+        let (address, port) = (self.local.ip(), self.local.port());
+        let hello = Message::Hello { version: VERSION, address, port, nonce, from: own, to: guest.engine };
         // Store the nonce before sending the invitation: the challenge may arrive before `send` returns.
         lock(&self.shared.awaited).insert(nonce);
         send(&connection, hello, Some(file.as_raw_fd())).map_err(|error| {
             lock(&self.shared.awaited).remove(&nonce);
             format!("the invitation could not be sent: {error}")
         })?;
-        let stage = Stage::Invited { address, mapping, nonce, is_welcome: false, is_late: false };
+        let stage = Stage::Invited { own, peer: guest, mapping, nonce, is_welcome: false, is_late: false };
         let until = Some(Instant::now() + self.answer_within);
         Ok(Some(Peer { connection, until, stage }))
     }
@@ -450,18 +301,27 @@ impl Host {
         let peer = &mut self.peers[index];
         match (hear(&peer.connection), &mut peer.stage) {
             (Heard::Nothing, _) => {}
-            (Heard::Said(Message::Hello { version, address, port, nonce }, Some(file)), Stage::Guest) => {
-                let accepted = version == VERSION && port == self.local.port() && reaches(self.local.ip(), address);
-                let mapping = Mapping::adopt(file.as_fd()).ok().filter(|_| accepted);
-                let welcome = Message::Welcome { version: VERSION, accepted: mapping.is_some() };
+            (Heard::Said(Message::Hello { version, address, port, nonce, from, to }, Some(file)), Stage::Guest) => {
+                let is_fit = version == VERSION
+                    && port == self.local.port()
+                    && usize::from(from.0) < ENGINES_MAX
+                    && reaches(self.local.ip(), address);
+                let mapping = Mapping::adopt(file.as_fd()).ok().filter(|_| is_fit);
+                let (mapping, answer) = match mapping {
+                    Some(_) if usize::from(to.0) >= self.shared.reports.len() => (None, Answer::NoEngine),
+                    Some(mapping) => (Some(mapping), Answer::Accepted),
+                    None => (None, Answer::Rejected),
+                };
+                let welcome = Message::Welcome { version: VERSION, answer };
                 let (Some(mapping), Ok(asked), Ok(())) =
                     (mapping, random_nonce(), send(&peer.connection, welcome, None))
                 else {
                     return self.fail(index, "");
                 };
-                peer.stage = Stage::Asked { address, mapping, nonce: asked };
+                let guest = PathEnd { address, engine: from };
+                peer.stage = Stage::Asked { own: to, peer: guest, mapping, nonce: asked };
                 peer.until = Some(Instant::now() + GUEST_WITHIN);
-                let challenge = Datagram::Challenge { invited: nonce, asked };
+                let challenge = Datagram::Challenge { to: from, invited: nonce, asked };
                 if !send_alone(self.udp.as_fd(), self.local, address, &challenge.to_bytes()) {
                     self.fail(index, ""); // the guest sees the end, and invites this device again
                 }
@@ -469,18 +329,17 @@ impl Host {
             (Heard::Said(Message::Proof { nonce }, None), Stage::Asked { nonce: asked, .. }) if nonce == *asked => {
                 self.share(index);
             }
-            (Heard::Said(Message::Welcome { version, accepted }, None), Stage::Invited { is_welcome, .. })
+            (Heard::Said(Message::Welcome { version, answer }, None), Stage::Invited { is_welcome, .. })
                 if !*is_welcome =>
             {
-                if accepted && version == VERSION {
-                    *is_welcome = true;
-                } else if version == VERSION {
-                    self.fail(index, "the device rejected the invitation");
-                } else {
-                    self.fail(
+                match answer {
+                    _ if version != VERSION => self.fail(
                         index,
                         &format!("the device uses version {version} of shared memory, but this process uses {VERSION}"),
-                    );
+                    ),
+                    Answer::Accepted => *is_welcome = true,
+                    Answer::NoEngine => self.end(index, None),
+                    Answer::Rejected => self.fail(index, "the device rejected the invitation"),
                 }
             }
             _ => self.fail(index, "the device ended the connection"),
@@ -493,25 +352,31 @@ impl Host {
         self.next_id += 1;
         let peer = &mut self.peers[index];
         peer.until = None;
-        let (address, mapping, made_here) = match std::mem::replace(&mut peer.stage, Stage::Sharing { id }) {
-            Stage::Asked { address, mapping, .. } => (address, mapping, false),
-            Stage::Invited { address, mapping, .. } => (address, mapping, true),
-            Stage::Guest | Stage::Sharing { .. } | Stage::Over => return self.fail(index, ""),
+        let (own, end, mapping, made_here) = match std::mem::replace(&mut peer.stage, Stage::Over) {
+            Stage::Asked { own, peer, mapping, .. } => (own, peer, mapping, false),
+            Stage::Invited { own, peer, mapping, .. } => (own, peer, mapping, true),
+            Stage::Guest | Stage::Sharing { .. } | Stage::Over => return,
         };
-        self.tell(News::Arrived { id, address, mapping, made_here });
+        peer.stage = Stage::Sharing { id, own };
+        self.tell(own, News::Arrived { id, peer: end, mapping, made_here });
+    }
+
+    /// Ends the exchange with a peer for the reason `why`, as [`end`](Self::end) does.
+    fn fail(&mut self, index: usize, why: &str) {
+        self.end(index, Some(why.to_owned()));
     }
 
     /// Ends the exchange with a peer, and reports the end to the link. [`tidy`](Self::tidy) removes the peer later, so
     /// that the indices of other peers stay valid.
-    fn fail(&mut self, index: usize, why: &str) {
+    fn end(&mut self, index: usize, why: Option<String>) {
         match std::mem::replace(&mut self.peers[index].stage, Stage::Over) {
-            Stage::Invited { address, nonce, is_late, .. } => {
+            Stage::Invited { own, peer, nonce, is_late, .. } => {
                 lock(&self.shared.awaited).remove(&nonce);
                 if !is_late {
-                    self.tell(News::Absent { address, why: Some(why.to_owned()) });
+                    self.tell(own, News::Absent { peer, why });
                 }
             }
-            Stage::Sharing { id } => self.tell(News::Gone { id }),
+            Stage::Sharing { id, own } => self.tell(own, News::Gone { id }),
             Stage::Guest | Stage::Asked { .. } | Stage::Over => {}
         }
     }
@@ -531,15 +396,15 @@ impl Host {
             if !is_late(peer) {
                 continue;
             }
-            let Stage::Invited { address, is_late, .. } = &mut peer.stage else {
+            let Stage::Invited { own, peer: end, is_late, .. } = &mut peer.stage else {
                 self.fail(index, "the device did not answer in time");
                 continue;
             };
             // The peer's process may be stopped. When it continues, it still finds the invitation.
             (*is_late, peer.until) = (true, None);
             let why = Some("the device did not answer in time".to_owned());
-            let news = News::Absent { address: *address, why };
-            self.tell(news);
+            let (own, news) = (*own, News::Absent { peer: *end, why });
+            self.tell(own, news);
         }
         self.peers.retain(|peer| !matches!(peer.stage, Stage::Over));
         if self.paused_until.is_some_and(|until| until <= now) {

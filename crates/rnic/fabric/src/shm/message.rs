@@ -3,20 +3,27 @@
 //! ```text
 //! inviter                                           host
 //!    | -- connects to the host's name --------------> |  each checks the other's user
-//!    | -- Hello: nonce A, the file of the rings ----> |
+//!    | -- Hello: engines, nonce A, the ring file ---> |
 //!    | <- Welcome: yes or no ------------------------ |
 //!    | <= Challenge in UDP: nonce A, nonce B ======== |  only the owner of the host's address can send it
 //!    | -- Proof: nonce B ---------------------------> |  only the owner of the inviter's address got it
 //! ```
 //!
-//! Then both devices use the rings until the connection ends.
+//! Then one engine of each device uses the rings until the connection ends. Datagrams name the engine that gets them in
+//! the same bits as packets, since the same program distributes them to the sockets of a device.
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use doorbell_rnic::EngineId;
 use doorbell_wire::to_gid;
 
+use crate::udp::ENGINE_BYTE_AT;
+
 /// Version of the messages and of the ring format. Two devices share memory only if their versions are equal.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
+
+/// First version in which the invitation names engines.
+const ENGINES_SINCE: u16 = 2;
 
 /// Random bytes. A device that returns them proves that it received the message that contained them.
 pub(super) type Nonce = [u8; 16];
@@ -39,22 +46,34 @@ pub(super) const MAX_BYTES: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// The invitation: the inviter's address and UDP port, and the nonce that the host must send to that address. The
-    /// descriptor of the file with the rings is attached.
-    Hello { version: u16, address: IpAddr, port: u16, nonce: Nonce },
-    /// The host's answer, which states whether the host shares memory.
-    Welcome { version: u16, accepted: bool },
+    /// engine `from` of the inviter is to share memory with the engine `to` of the host. The descriptor of the file
+    /// with the rings is attached.
+    Hello { version: u16, address: IpAddr, port: u16, nonce: Nonce, from: EngineId, to: EngineId },
+    /// The host's answer.
+    Welcome { version: u16, answer: Answer },
     /// The nonce `asked` of the host's challenge, which the inviter returns.
     Proof { nonce: Nonce },
 }
 
-/// Messages over UDP. Each is a separate datagram.
+/// Answer of a host to an invitation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The host shares no memory with the inviter.
+    Rejected = 0,
+    /// The host shares memory.
+    Accepted = 1,
+    /// The host has no engine with this identifier.
+    NoEngine = 2,
+}
+
+/// Messages over UDP, each to one engine. Each is a separate datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Datagram {
     /// The inviter's nonce, which proves that the host sent the datagram, and the host's nonce, which the inviter
     /// returns.
-    Challenge { invited: Nonce, asked: Nonce },
-    /// Wake-up of a sleeping device: its ring holds a record.
-    Wake,
+    Challenge { to: EngineId, invited: Nonce, asked: Nonce },
+    /// Wake-up of a sleeping engine: its ring holds a record.
+    Wake { to: EngineId },
 }
 
 /// Parser that takes bytes off the front of a message.
@@ -80,6 +99,13 @@ fn begin(kind: u8) -> Vec<u8> {
     bytes
 }
 
+/// Begins a datagram to an engine. The magic bytes of a datagram lack the bits that name the engine.
+fn begin_datagram(kind: u8, to: EngineId) -> Vec<u8> {
+    let mut bytes = begin(kind);
+    bytes[ENGINE_BYTE_AT] = to.0 << 4 | (MAGIC[ENGINE_BYTE_AT] & 0xf);
+    bytes
+}
+
 fn kind_of(bytes: &[u8]) -> Option<(u8, Parser<'_>)> {
     let mut parser = Parser(bytes);
     let is_ours = parser.take() == Some(MAGIC);
@@ -90,19 +116,22 @@ fn kind_of(bytes: &[u8]) -> Option<(u8, Parser<'_>)> {
 impl Message {
     pub(super) fn to_bytes(self) -> Vec<u8> {
         match self {
-            Self::Hello { version, address, port, nonce } => {
+            Self::Hello { version, address, port, nonce, from, to } => {
                 let mut bytes = begin(HELLO);
                 bytes.extend_from_slice(&version.to_le_bytes());
                 let address = to_gid(address);
                 bytes.extend_from_slice(&address.octets());
                 bytes.extend_from_slice(&port.to_le_bytes());
                 bytes.extend_from_slice(&nonce);
+                if version >= ENGINES_SINCE {
+                    bytes.extend_from_slice(&[from.0, to.0]);
+                }
                 bytes
             }
-            Self::Welcome { version, accepted } => {
+            Self::Welcome { version, answer } => {
                 let mut bytes = begin(WELCOME);
                 bytes.extend_from_slice(&version.to_le_bytes());
-                bytes.push(accepted.into());
+                bytes.push(answer as u8);
                 bytes
             }
             Self::Proof { nonce } => {
@@ -122,13 +151,17 @@ impl Message {
                 let version = u16::from_le_bytes(parser.take()?);
                 let address = Ipv6Addr::from(parser.take::<16>()?).to_canonical();
                 let port = u16::from_le_bytes(parser.take()?);
-                let message = Self::Hello { version, address, port, nonce: parser.take()? };
+                let nonce = parser.take()?;
+                let [from, to] =
+                    if version >= ENGINES_SINCE { parser.take::<2>()?.map(EngineId) } else { Default::default() };
+                let message = Self::Hello { version, address, port, nonce, from, to };
                 if version == VERSION { parser.end(message) } else { Some(message) }
             }
             WELCOME => {
                 let version = u16::from_le_bytes(parser.take()?);
-                let [accepted] = parser.take()?;
-                let message = Self::Welcome { version, accepted: accepted == 1 };
+                let [answer] = parser.take()?;
+                let known = [Answer::Accepted, Answer::NoEngine].into_iter().find(|known| *known as u8 == answer);
+                let message = Self::Welcome { version, answer: known.unwrap_or(Answer::Rejected) };
                 if version == VERSION { parser.end(message) } else { Some(message) }
             }
             PROOF => {
@@ -143,13 +176,13 @@ impl Message {
 impl Datagram {
     pub(super) fn to_bytes(self) -> Vec<u8> {
         match self {
-            Self::Challenge { invited, asked } => {
-                let mut bytes = begin(CHALLENGE);
+            Self::Challenge { to, invited, asked } => {
+                let mut bytes = begin_datagram(CHALLENGE, to);
                 bytes.extend_from_slice(&invited);
                 bytes.extend_from_slice(&asked);
                 bytes
             }
-            Self::Wake => begin(WAKE),
+            Self::Wake { to } => begin_datagram(WAKE, to),
         }
     }
 
@@ -160,13 +193,19 @@ impl Datagram {
         if bytes.first() != Some(&MAGIC[0]) {
             return None;
         }
-        let (kind, mut parser) = kind_of(bytes)?;
+        let mut parser = Parser(bytes);
+        let (mut magic, [kind]) = (parser.take::<{ MAGIC.len() }>()?, parser.take()?);
+        let to = EngineId(magic[ENGINE_BYTE_AT] >> 4);
+        magic[ENGINE_BYTE_AT] = magic[ENGINE_BYTE_AT] & 0xf | MAGIC[ENGINE_BYTE_AT] & 0xf0;
+        if magic != MAGIC {
+            return None;
+        }
         match kind {
             CHALLENGE => {
-                let message = Self::Challenge { invited: parser.take()?, asked: parser.take()? };
+                let message = Self::Challenge { to, invited: parser.take()?, asked: parser.take()? };
                 parser.end(message)
             }
-            WAKE => parser.end(Self::Wake),
+            WAKE => parser.end(Self::Wake { to }),
             _ => None,
         }
     }
@@ -180,12 +219,14 @@ mod tests {
 
     #[test]
     fn messages_round_trip_and_truncated_ones_are_rejected() {
-        let nonce = [7; 16];
+        let (nonce, from, to) = ([7; 16], EngineId(15), EngineId(0));
         let messages = [
-            Message::Hello { version: VERSION, address: [127, 0, 0, 9].into(), port: 4791, nonce },
-            Message::Hello { version: VERSION + 1, address: Ipv6Addr::LOCALHOST.into(), port: 1, nonce },
-            Message::Welcome { version: VERSION, accepted: true },
-            Message::Welcome { version: VERSION, accepted: false },
+            Message::Hello { version: VERSION, address: [127, 0, 0, 9].into(), port: 4791, nonce, from, to },
+            Message::Hello { version: VERSION + 1, address: Ipv6Addr::LOCALHOST.into(), port: 1, nonce, from, to },
+            Message::Hello { version: 1, address: Ipv6Addr::LOCALHOST.into(), port: 1, nonce, from: to, to },
+            Message::Welcome { version: VERSION, answer: Answer::Accepted },
+            Message::Welcome { version: VERSION, answer: Answer::Rejected },
+            Message::Welcome { version: VERSION, answer: Answer::NoEngine },
             Message::Proof { nonce },
         ];
         for message in messages {
@@ -194,7 +235,10 @@ mod tests {
             assert_eq!(Message::parse(&bytes), Some(message));
             assert!((0..bytes.len()).all(|cut| Message::parse(&bytes[..cut]).is_none()));
         }
-        for datagram in [Datagram::Challenge { invited: nonce, asked: [8; 16] }, Datagram::Wake] {
+        let datagrams = [from, to]
+            .map(|to| [Datagram::Challenge { to, invited: nonce, asked: [8; 16] }, Datagram::Wake { to }])
+            .concat();
+        for datagram in datagrams {
             let bytes = datagram.to_bytes();
             assert_ne!(bytes.len() % 4, 0, "a RoCE packet could have this length");
             assert_eq!(Datagram::parse(&bytes), Some(datagram));

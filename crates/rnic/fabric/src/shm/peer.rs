@@ -1,8 +1,9 @@
-//! A peer: a device that shares memory with this device. This file writes and reads the records of the two rings.
+//! A peer: an engine of a device that shares memory with this engine. This file writes and reads the records of the two
+//! rings.
 
 use std::net::{IpAddr, SocketAddr};
 
-use doorbell_rnic::{HEADERS_BYTES_MAX, LentMemory, MAX_RUN_BYTES, Run, TransmitBatch};
+use doorbell_rnic::{HEADERS_BYTES_MAX, LentMemory, MAX_RUN_BYTES, PathEnd, Run, TransmitBatch};
 use doorbell_wire::{Flow, ICRC_LEN, Outer};
 
 use super::held::Held;
@@ -44,11 +45,11 @@ pub(super) enum Predecessors {
     Nothing,
 }
 
-/// A device that shares memory with this device.
+/// An engine of a device that shares memory with this engine.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: u64,
-    pub(super) address: IpAddr,
+    pub(super) end: PathEnd,
     /// Time at which the peer connected.
     pub(super) since_ns: u64,
     pub(super) writer: Writer<Ring>,
@@ -79,12 +80,12 @@ pub(super) enum Written {
 
 impl Peer {
     /// Creates a peer. `made_here` states whether this device created the memory.
-    pub(super) fn new(id: u64, address: IpAddr, since_ns: u64, mapping: Mapping, made_here: bool) -> Self {
+    pub(super) fn new(id: u64, end: PathEnd, since_ns: u64, mapping: Mapping, made_here: bool) -> Self {
         let [first, second] = Ring::both(mapping);
         let (written, read) = if made_here { (first, second) } else { (second, first) };
         Self {
             id,
-            address,
+            end,
             since_ns,
             writer: Writer::new(written),
             reader: Reader::new(read),
@@ -188,7 +189,7 @@ impl Peer {
     }
 
     /// Returns whether the ring may contain packets that are older than those in the ring of `other`, a peer with the
-    /// same address. A device moves to another ring when its current ring ends. The order of rings is strict, so no two
+    /// same end. A device moves to another ring when its current ring ends. The order of rings is strict, so no two
     /// rings wait for each other.
     pub(super) fn precedes(&self, other: &Self) -> bool {
         let place = |peer: &Self| (peer.behind != Predecessors::Nothing, !peer.has_departed(), peer.id);
@@ -207,7 +208,7 @@ impl Peer {
             }
             packets += header.packets();
             bytes += header.total_bytes;
-            buffers.hand_over(self.address, &self.reader, &record, sink);
+            buffers.hand_over(self.end.address, &self.reader, &record, sink);
             self.reader.release();
             if bytes >= BYTES_PER_RING {
                 break;

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use doorbell_rnic::PathEnd;
 use rustc_hash::FxHashMap;
 
 use super::LinkChoice;
@@ -64,7 +65,7 @@ pub(super) enum RunRoute {
 pub(super) struct Routes {
     choice: LinkChoice,
     own: IpAddr,
-    by_destination: FxHashMap<IpAddr, Route>,
+    by_destination: FxHashMap<PathEnd, Route>,
     /// Earliest time at which the wait for the answer to an invitation ends.
     asked_until_ns: Option<u64>,
     /// Whether packets to other destinations wait behind a packet to an invited device. If so, the wait for the answer
@@ -82,7 +83,7 @@ impl Routes {
     /// Returns the route of packets to a destination. At the first packet, and again from time to time while packets go
     /// over UDP, this invites the destination's device to share memory.
     #[inline]
-    pub(super) fn way(&mut self, now_ns: u64, destination: IpAddr, meeting: &Meeting) -> RunRoute {
+    pub(super) fn way(&mut self, now_ns: u64, destination: PathEnd, meeting: &Meeting) -> RunRoute {
         let patience_ns = self.patience_ns();
         match self.by_destination.get_mut(&destination) {
             Some(Route::Shared { place }) => RunRoute::Shared(*place),
@@ -104,7 +105,7 @@ impl Routes {
                 self.note_asked();
                 RunRoute::Udp
             }
-            None if destination.is_multicast() => RunRoute::Udp,
+            None if destination.address.is_multicast() => RunRoute::Udp,
             None => {
                 self.by_destination.insert(destination, Route::Asked { at_ns: now_ns });
                 meeting.invite(destination);
@@ -116,18 +117,22 @@ impl Routes {
 
     /// Returns the route while an invitation is unanswered. Packets of a device to itself go over UDP immediately,
     /// because programs that post a datagram to their own device poll for its completion right after the post.
-    fn meanwhile(&self, destination: IpAddr) -> RunRoute {
-        if destination == self.own && self.choice == LinkChoice::Auto { RunRoute::Udp } else { RunRoute::Unknown }
+    fn meanwhile(&self, destination: PathEnd) -> RunRoute {
+        if destination.address == self.own && self.choice == LinkChoice::Auto {
+            RunRoute::Udp
+        } else {
+            RunRoute::Unknown
+        }
     }
 
     /// Returns whether packets to a destination go through the ring of the peer at `place`.
-    pub(super) fn lead_to(&self, destination: IpAddr, place: usize) -> bool {
+    pub(super) fn lead_to(&self, destination: PathEnd, place: usize) -> bool {
         matches!(self.by_destination.get(&destination), Some(Route::Shared { place: found }) if *found == place)
     }
 
     /// Returns whether packets to a destination go through a ring.
     #[inline]
-    pub(super) fn is_shared(&self, destination: IpAddr) -> bool {
+    pub(super) fn is_shared(&self, destination: PathEnd) -> bool {
         matches!(self.by_destination.get(&destination), Some(Route::Shared { .. }))
     }
 
@@ -149,7 +154,7 @@ impl Routes {
 
     /// Records that the device at `destination` shares memory, as the peer at `place`. If packets to that address
     /// already go to another peer, they still do.
-    pub(super) fn arrived(&mut self, destination: IpAddr, place: usize) {
+    pub(super) fn arrived(&mut self, destination: PathEnd, place: usize) {
         if !self.is_shared(destination) {
             self.by_destination.insert(destination, Route::Shared { place });
         }
@@ -157,7 +162,7 @@ impl Routes {
     }
 
     /// Records that the device at `destination` does not share memory.
-    pub(super) fn absent(&mut self, destination: IpAddr, now_ns: u64) {
+    pub(super) fn absent(&mut self, destination: PathEnd, now_ns: u64) {
         if let Some(Route::Asked { .. }) = self.by_destination.get(&destination) {
             self.set_udp(destination, now_ns);
         }
@@ -185,7 +190,7 @@ impl Routes {
         });
     }
 
-    fn set_udp(&mut self, destination: IpAddr, now_ns: u64) {
+    fn set_udp(&mut self, destination: PathEnd, now_ns: u64) {
         if self.by_destination.len() >= UDP_ROUTES_MAX {
             self.by_destination.retain(|_, route| !matches!(route, Route::Udp { .. }));
         }

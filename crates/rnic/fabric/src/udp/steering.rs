@@ -11,14 +11,14 @@ use super::address::{BindError, BindRequest, bind, bind_beside};
 use super::{UdpLink, sys};
 
 /// Place of the first byte of the destination QPN in a datagram. Opcode, flags, partition key and a reserved byte
-/// precede it.
-const DEST_QPN_AT: u32 = 5;
+/// precede it. The upper four bits of the byte name the engine.
+pub(crate) const ENGINE_BYTE_AT: usize = 5;
 
 /// Returns the program that chooses one of `engines` sockets.
 fn program(engines: u32) -> [libc::sock_filter; 5] {
     let step = |code: u32, jt, k| libc::sock_filter { code: code as u16, jt, jf: 0, k };
     [
-        step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, DEST_QPN_AT), // a datagram that is too short yields 0
+        step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, ENGINE_BYTE_AT as u32), // a datagram that is too short yields 0
         step(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 0, 4),
         step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 1, engines),
         step(libc::BPF_RET | libc::BPF_A, 0, 0),

@@ -1,7 +1,6 @@
 //! Work requests, packets and timeouts.
 
 use std::cmp::Reverse;
-use std::net::IpAddr;
 
 use doorbell_verbs_core::{PostError, PostErrorKind, QpCounters, QpKind, QpState, RecvRequest, SendRequest, SrqId};
 use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
@@ -13,7 +12,7 @@ use crate::deadline::earliest;
 use crate::memory::Packet;
 use crate::packets::Acknowledgement;
 use crate::qp::{Qp, Stop};
-use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
+use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, PathEnd, TransmitBatch};
 
 /// Posting of work requests, and handling of packets and timeouts.
 impl Rnic {
@@ -386,11 +385,11 @@ impl Rnic {
         !self.core.ready.is_empty() || !self.core.farewells.is_empty()
     }
 
-    /// Returns whether the device has packets to send to any device other than `destination`. For a UD queue pair, only
+    /// Returns whether the device has packets to send to any engine other than `destination`. For a UD queue pair, only
     /// the destination of its next packet counts.
-    pub fn wants_transmit_beside(&self, destination: IpAddr) -> bool {
+    pub fn wants_transmit_beside(&self, destination: PathEnd) -> bool {
         let queue_pairs = self.core.ready.iter().filter_map(|&slot| self.qps[slot as usize].next_destination());
-        let farewells = self.core.farewells.iter().map(|farewell| farewell.path.destination);
+        let farewells = self.core.farewells.iter().map(|farewell| farewell.path.end());
         queue_pairs.chain(farewells).any(|next| next != destination)
     }
 
@@ -401,7 +400,7 @@ impl Rnic {
     ///
     /// A driver whose link holds packets back calls this function when the destinations of these packets may have
     /// changed. Initially the list is empty.
-    pub fn set_full_destinations(&mut self, full: &[IpAddr]) {
+    pub fn set_full_destinations(&mut self, full: &[PathEnd]) {
         let is_freed = self.core.full.iter().any(|destination| !full.contains(destination));
         self.core.full.clear();
         self.core.full.extend_from_slice(full);

@@ -6,7 +6,6 @@ mod response;
 mod transmit;
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 
 use doorbell_verbs_core::{DeathReason, QpKind, QpState, SendOperation, Status};
 use doorbell_wire::{Psn, ack_timeout_ns};
@@ -15,6 +14,7 @@ use super::Qp;
 use crate::commons::Commons;
 use crate::congestion::in_flight_cost;
 use crate::policy::Policy;
+use crate::transmit::{EngineId, PathEnd};
 use delayed::Delayed;
 
 /// Maximum to which the early timeout doubles, if the configured timeout is unlimited.
@@ -274,10 +274,13 @@ impl Qp {
     }
 
     /// Returns the destination of the next packet; `None` for a UD queue pair without a request to send.
-    pub(crate) fn next_destination(&self) -> Option<IpAddr> {
+    pub(crate) fn next_destination(&self) -> Option<PathEnd> {
         match self.kind {
-            QpKind::Ud => self.sq.destination_of(self.req.cursor).map(|to| to.address.destination),
-            QpKind::Rc | QpKind::Uc => Some(self.path.destination),
+            QpKind::Ud => self
+                .sq
+                .destination_of(self.req.cursor)
+                .map(|to| PathEnd { address: to.address.destination, engine: EngineId::of(to.qpn) }),
+            QpKind::Rc | QpKind::Uc => Some(self.path.end()),
         }
     }
 

@@ -10,6 +10,11 @@ provider!(
     doorbell_verbs_conformance::common::as_it_is,
     doorbell_verbs_conformance::common::engines_pair
 );
+provider!(
+    several_engines_through_memory,
+    doorbell_verbs_conformance::common::as_it_is,
+    doorbell_verbs_conformance::common::engines_shm_pair
+);
 provider!(shared_memory, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::shm_pair);
 provider!(@exact shared_memory_exactly, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::shm_pair);
 provider!(system, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::system_pair, #[ignore = "needs a device of the machine"]);

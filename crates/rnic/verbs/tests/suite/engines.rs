@@ -1,4 +1,4 @@
-//! Devices with several engines over UDP.
+//! Devices with several engines.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,8 +13,21 @@ use doorbell_verbs_conformance::common::*;
 
 const MESSAGES: u64 = 300;
 
-fn open(engines: usize) -> (Arc<Soft>, Device) {
-    let options = SoftOptions { link: Some(LinkChoice::Udp), engines: Some(engines), ..SoftOptions::default() };
+over_each_link! {
+    super::LinkChoice::Udp, super::LinkChoice::Shm;
+
+    each_thread_with_a_queue_pair_of_its_own_has_an_engine
+    devices_with_different_numbers_of_engines_reach_each_other
+    polls_of_one_queue_drive_all_engines_that_complete_to_it
+    a_program_that_sleeps_is_notified_of_the_work_of_every_engine
+    engines_share_a_receive_queue_and_regions
+    losses_between_devices_with_different_numbers_of_engines_are_repaired
+    a_second_device_cannot_take_the_address_of_a_device_with_several_engines
+    orders_to_the_port_concern_every_engine
+}
+
+fn open(link: LinkChoice, engines: usize) -> (Arc<Soft>, Device) {
+    let options = SoftOptions { link: Some(link), engines: Some(engines), ..SoftOptions::default() };
     let soft = soft::open_provider(&options).unwrap();
     (Arc::clone(&soft), Device::new(soft))
 }
@@ -25,9 +38,9 @@ fn engine_of(side: &Side) -> u32 {
 }
 
 /// Exchanges messages of 2,000 bytes, one at a time.
-fn ping_pong(a: &Side, b: &Side) {
+fn ping_pong(a: &Side, b: &Side, messages: u64) {
     let (mine, theirs) = (a.patterned(2_000, 7), b.memory(2_000));
-    for number in 0..MESSAGES {
+    for number in 0..messages {
         b.post_recv(number, &[theirs.sge(0, 2_000)]);
         a.post(number, SendOperation::Send, &[mine.sge(0, 2_000)]);
         b.expect(number);
@@ -35,16 +48,15 @@ fn ping_pong(a: &Side, b: &Side) {
     }
 }
 
-#[test]
-fn each_thread_with_a_queue_pair_of_its_own_has_an_engine() {
+fn each_thread_with_a_queue_pair_of_its_own_has_an_engine(link: LinkChoice) {
     for engines in [2, 4] {
-        let (a, b) = (open(engines), open(engines));
+        let (a, b) = (open(link, engines), open(link, engines));
         let pairs: Vec<_> = (0..engines).map(|_| Plan::rc().connect(&(a.1.clone(), b.1.clone()))).collect();
         let mut used: Vec<u32> = pairs.iter().map(|(a, _)| engine_of(a)).collect();
         used.sort_unstable();
         assert_eq!(used, (0..engines as u32).collect::<Vec<_>>());
         thread::scope(|scope| {
-            pairs.iter().for_each(|(a, b)| drop(scope.spawn(move || ping_pong(a, b))));
+            pairs.iter().for_each(|(a, b)| drop(scope.spawn(move || ping_pong(a, b, MESSAGES))));
         });
         for counters in b.0.engine_counters() {
             assert_eq!((counters.rx_send_requests, counters.rx_unknown_qp), (MESSAGES, 0));
@@ -56,15 +68,31 @@ fn each_thread_with_a_queue_pair_of_its_own_has_an_engine() {
     }
 }
 
-#[test]
-fn devices_with_different_numbers_of_engines_reach_each_other() {
-    let (a, b) = (open(4), open(1));
+fn devices_with_different_numbers_of_engines_reach_each_other(link: LinkChoice) {
+    let (a, b) = (open(link, 4), open(link, 1));
     for _ in 0..4 {
         let (a, b) = Plan::rc().connect(&(a.1.clone(), b.1.clone()));
-        ping_pong(&a, &b);
-        ping_pong(&b, &a);
+        ping_pong(&a, &b, MESSAGES);
+        ping_pong(&b, &a, MESSAGES);
     }
     assert!(a.0.engine_counters().iter().all(|counters| counters.rx_unknown_qp == 0));
+}
+
+fn losses_between_devices_with_different_numbers_of_engines_are_repaired(link: LinkChoice) {
+    for seed in 0..20 {
+        let engines = [1, 2, 4][seed % 3];
+        // A device with faults has one engine.
+        let faults = format!("drop=0.05,seed={seed};drop direction=out share=0.05").parse().unwrap();
+        let a = open_soft(SoftOptions { link: Some(link), faults: Some(faults), ..SoftOptions::default() });
+        let b = open(link, engines);
+        for _ in 0..engines {
+            let (a, b) = Plan::rc().connect(&(a.clone(), b.1.clone()));
+            ping_pong(&a, &b, 15);
+            ping_pong(&b, &a, 15);
+        }
+        let each = b.0.engine_counters();
+        assert!(each.iter().all(|counters| counters.rx_send_requests >= 15), "seed {seed}: {each:?}");
+    }
 }
 
 /// Creates an end whose send and receive requests complete to different queues.
@@ -75,9 +103,8 @@ fn across(a: &Side, send_cq: &Cq, recv_cq: &Cq) -> Side {
     Side { device: a.device.clone(), pd: a.pd.clone(), cq: recv_cq.clone(), qp }
 }
 
-#[test]
-fn polls_of_one_queue_drive_all_engines_that_complete_to_it() {
-    let (a, b) = (open(2), open(2));
+fn polls_of_one_queue_drive_all_engines_that_complete_to_it(link: LinkChoice) {
+    let (a, b) = (open(link, 2), open(link, 2));
     let plan = Plan::rc();
     let (first, second) = (plan.side(&b.1), plan.side(&b.1));
     // Its sends complete to the first queue, so it shares the engine of the first queue pair. Its receives complete to
@@ -103,9 +130,8 @@ fn polls_of_one_queue_drive_all_engines_that_complete_to_it() {
     }
 }
 
-#[test]
-fn a_program_that_sleeps_is_notified_of_the_work_of_every_engine() {
-    let (a, b) = (open(2), open(2));
+fn a_program_that_sleeps_is_notified_of_the_work_of_every_engine(link: LinkChoice) {
+    let (a, b) = (open(link, 2), open(link, 2));
     let plan = Plan::rc();
     let channel = b.1.create_channel().unwrap();
     let cqs = [0, 1].map(|_| b.1.create_cq_on(64, &channel).unwrap());
@@ -130,9 +156,8 @@ fn a_program_that_sleeps_is_notified_of_the_work_of_every_engine() {
     }
 }
 
-#[test]
-fn engines_share_a_receive_queue_and_regions() {
-    let (a, b) = (open(4), open(4));
+fn engines_share_a_receive_queue_and_regions(link: LinkChoice) {
+    let (a, b) = (open(link, 4), open(link, 4));
     let plan = Plan::rc();
     let pd = b.1.create_pd().unwrap();
     let srq = pd.create_srq(64, 1).unwrap();
@@ -171,21 +196,18 @@ fn engines_share_a_receive_queue_and_regions() {
     }
 }
 
-#[test]
-fn a_second_device_cannot_take_the_address_of_a_device_with_several_engines() {
-    let (_, device) = open(3);
+fn a_second_device_cannot_take_the_address_of_a_device_with_several_engines(link: LinkChoice) {
+    let (_, device) = open(link, 3);
     let address = Some(device.attributes().address);
     for engines in [1, 2] {
-        let link = Some(LinkChoice::Udp);
-        let options = SoftOptions { address, link, engines: Some(engines), ..SoftOptions::default() };
+        let options = SoftOptions { address, link: Some(link), engines: Some(engines), ..SoftOptions::default() };
         let error = soft::open(&options).unwrap_err().to_string();
         assert!(error.contains("is taken by another socket"), "{error}");
     }
 }
 
-#[test]
-fn orders_to_the_port_concern_every_engine() {
-    let (a, b) = (open(2), open(2));
+fn orders_to_the_port_concern_every_engine(link: LinkChoice) {
+    let (a, b) = (open(link, 2), open(link, 2));
     let pairs: Vec<_> = (0..2).map(|_| Plan::rc().connect(&(a.1.clone(), b.1.clone()))).collect();
     b.1.order_port(PortOrder::Down).unwrap();
     assert_eq!(b.1.port_state().unwrap(), PortState::Down);

@@ -18,19 +18,10 @@ use nix::sys::time::TimeValLike;
 /// Opens two devices that reach each other.
 type Pair = fn() -> (Device, Device);
 
-/// Generates each test for UDP and for shared memory. Packets on each link must wake a sleeping thread.
-macro_rules! over_each_link {
-    ($($name:ident)*) => {
-        mod over_udp {
-            $(#[test] fn $name() { super::$name(super::soft_pair); })*
-        }
-        mod through_memory {
-            $(#[test] fn $name() { super::$name(super::shm_pair); })*
-        }
-    };
-}
-
+// Packets on each link must wake a sleeping thread.
 over_each_link! {
+    super::soft_pair, super::shm_pair;
+
     a_program_may_post_and_never_call_again
     a_program_may_post_unsignalled_and_spin_on_memory
     programs_may_poll_for_their_completions_and_then_spin_on_memory

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use doorbell_verbs::soft::{LINK_VARIABLE, LinkChoice};
+use doorbell_verbs::soft::{ENGINES_VARIABLE, LINK_VARIABLE, LinkChoice};
 use doorbell_verbs::{AddressVector, Psn, QpAttributes, Qpn, RKey, Region};
 
 use super::{Plan, Side};
@@ -53,9 +53,14 @@ pub struct Peer {
 impl Peer {
     /// Starts another process that runs one test of this program and plays the part `part`.
     pub fn start(test: &str, part: &str, link: LinkChoice) -> Self {
+        Self::start_with(test, part, link, 1)
+    }
+
+    /// Starts a process like [`start`](Self::start), whose devices have this number of engines.
+    pub fn start_with(test: &str, part: &str, link: LinkChoice, engines: usize) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]);
-        command.env(CHILD, part).env(LINK_VARIABLE, link.name());
+        command.env(CHILD, part).env(LINK_VARIABLE, link.name()).env(ENGINES_VARIABLE, engines.to_string());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let commands = child.stdin.take().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());

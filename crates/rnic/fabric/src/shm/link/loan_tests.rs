@@ -11,6 +11,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{ICRC_LEN, PathMtu, Psn, Qpn, RKey};
 
+use super::super::meet::News;
 use super::tests::{PORT, Plain, acquainted, eventually, link, now_ns, send};
 use super::*;
 use crate::driver::{Acks, Driver};
@@ -241,7 +242,7 @@ fn a_lent_run_is_lost_if_its_place_in_the_ring_is_taken_or_its_device_departs() 
     // The payload lies in the ring alone, so the run cannot go over UDP.
     send(&mut a, &mut b, &[4108]);
     let batch = lent_batch(&mut a, to);
-    let id = a.peers.iter().flatten().find(|peer| peer.address == to).unwrap().id;
+    let id = a.peers.iter().flatten().find(|peer| peer.end.address == to).unwrap().id;
     let over_udp = a.link_counters().tx_udp_packets;
     drop(b);
     a.learn(now_ns(), vec![News::Gone { id }]);

@@ -15,9 +15,9 @@ impl SharedMemoryLink {
     pub(super) fn receive_newcomer(&mut self, place: usize) {
         let datagrams = self.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 1;
         let Some(peer) = &self.peers[place] else { return };
-        let (address, own) = (peer.address, peer.id);
+        let (end, own) = (peer.end, peer.id);
         let (mut ring_bytes, mut taken) = (0, 0);
-        for other in self.peers.iter().flatten().filter(|other| other.address == address && other.id != own) {
+        for other in self.peers.iter().flatten().filter(|other| other.end == end && other.id != own) {
             ring_bytes += RING_BYTES as u64;
             taken += other.reader.position();
         }
@@ -43,7 +43,7 @@ impl SharedMemoryLink {
             // `ring_bytes` is nearly always 0, since an address rarely has two rings.
             if ring_bytes > 0 {
                 let others = self.peers.iter().flatten();
-                for other in others.filter(|other| other.address == peer.address && other.id != peer.id) {
+                for other in others.filter(|other| other.end == peer.end && other.id != peer.id) {
                     taken += other.reader.position();
                     are_behind |= other.precedes(peer);
                 }

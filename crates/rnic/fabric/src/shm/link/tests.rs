@@ -16,7 +16,13 @@ pub(in crate::shm) const PORT: u16 = 24_793;
 
 pub(in crate::shm) fn link_at(address: Option<IpAddr>, choice: LinkChoice) -> SharedMemoryLink {
     let udp = bind(BindRequest { address, port: PORT, ..BindRequest::default() }).unwrap();
-    SharedMemoryLink::start(udp, choice).unwrap()
+    only(SharedMemoryLink::start(vec![udp], choice).unwrap())
+}
+
+/// Returns the link of a device with one engine.
+fn only(mut links: Vec<SharedMemoryLink>) -> SharedMemoryLink {
+    assert_eq!(links.len(), 1);
+    links.swap_remove(0)
 }
 
 pub(in crate::shm) fn link() -> SharedMemoryLink {
@@ -93,7 +99,7 @@ fn packets_of_all_lengths_go_through_memory_without_an_icrc() {
         let lengths: Vec<usize> = [vec![32; 64], vec![4108; 15], vec![12 + 4 * round]].concat();
         for direction in 0..2 {
             let (from, to) = if direction == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
-            assert!(!from.seals(to.udp.local_address()));
+            assert!(!from.seals(&path(to.udp.local_address())));
             send(from, to, &lengths);
             let mut seen = Plain::default();
             eventually("all packets arrive", || {
@@ -133,7 +139,7 @@ fn a_device_with_a_taken_name_invites_others_and_retries() {
     let open = || bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
     let udp = open();
     let squatter = crate::shm::meet::silent_host(udp.local_socket_address());
-    let mut a = SharedMemoryLink::start(udp, LinkChoice::Auto).unwrap();
+    let mut a = only(SharedMemoryLink::start(vec![udp], LinkChoice::Auto).unwrap());
     assert_eq!(a.link_counters().shared_memory_refused, 1);
     let mut b = link();
     send(&mut a, &mut b, &[12]);
@@ -154,7 +160,7 @@ fn a_device_with_a_taken_name_invites_others_and_retries() {
     drop(a);
     let udp = open();
     let squatter = crate::shm::meet::silent_host(udp.local_socket_address());
-    let error = SharedMemoryLink::start(udp, LinkChoice::Shm).unwrap_err();
+    let error = SharedMemoryLink::start(vec![udp], LinkChoice::Shm).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     drop(squatter);
     link_at(Some(address), LinkChoice::Shm);
@@ -167,12 +173,13 @@ fn a_device_skips_an_address_whose_name_outlived_its_socket() {
     let udp = bind(request).unwrap();
     let (first, name) = (udp.local_address(), crate::shm::meet::silent_host(udp.local_socket_address()));
     drop(udp);
-    let device = SharedMemoryLink::bind(request, LinkChoice::Shm).unwrap();
+    let device = only(SharedMemoryLink::bind(request, LinkChoice::Shm, 1).unwrap());
     assert_ne!(device.udp().local_address(), first);
-    let error = SharedMemoryLink::bind(BindRequest { address: Some(first), ..request }, LinkChoice::Shm).unwrap_err();
+    let error =
+        SharedMemoryLink::bind(BindRequest { address: Some(first), ..request }, LinkChoice::Shm, 1).unwrap_err();
     assert!(error.to_string().contains("another process has the name"), "{error}");
     drop(name);
-    let device = SharedMemoryLink::bind(request, LinkChoice::Shm).unwrap();
+    let device = only(SharedMemoryLink::bind(request, LinkChoice::Shm, 1).unwrap());
     assert_eq!(device.udp().local_address(), first);
 }
 
@@ -189,7 +196,7 @@ fn udp_reaches_devices_without_shared_memory_if_allowed() {
             a.transmit(now_ns(), &batch, &mut next).unwrap();
             next == batch.runs().len()
         });
-        assert!(a.seals(destination));
+        assert!(a.seals(&path(destination)));
         let counted = a.link_counters();
         assert_eq!((counted.tx_udp_packets, counted.tx_unreachable), if arrives { (2, 0) } else { (0, 2) });
         assert_eq!((counted.tx_shared_memory_packets, counted.shared_memory_refused), (0, 0));
@@ -243,7 +250,7 @@ fn a_device_that_closes_frees_its_name_and_is_found_again() {
         let mut seen = Plain::default();
         eventually("the link knows that the device is gone", || {
             a.receive(now_ns(), &mut seen).unwrap();
-            a.seals(address)
+            a.seals(&path(address))
         });
         eventually("the last packet of the device is read", || {
             a.receive(now_ns(), &mut seen).unwrap();
@@ -305,7 +312,7 @@ fn a_link_knows_without_a_system_call_whether_a_packet_has_arrived() {
 }
 
 /// Reads until no packet keeps the link awake, and prepares the link to sleep.
-fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
+pub(in crate::shm) fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
     eventually("no packet keeps the link awake", || {
         link.receive(now_ns(), seen).unwrap();
         link.prepare_sleep()

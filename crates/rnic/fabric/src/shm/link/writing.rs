@@ -4,7 +4,7 @@
 //! next batch, which begin at the writer's position. [`SharedMemoryLink::write`] publishes these records in order. If
 //! the position differs from the place of a record, the record's run is lost, as in a network.
 
-use doorbell_rnic::{LENT_PAYLOAD_BYTES_MIN, Loan, Run, TransmitBatch};
+use doorbell_rnic::{LENT_PAYLOAD_BYTES_MIN, Loan, PathEnd, Run, TransmitBatch};
 
 use super::super::held::RETRY_NS;
 use super::super::message::Datagram;
@@ -53,12 +53,12 @@ impl Loans {
     fn lend_ring(&mut self, place: usize, left: u8, peers: &mut [Option<Peer>], routes: &Routes) -> Option<Loan> {
         self.to = left.checked_sub(1).map(|left| (place, left));
         let peer = peers.get_mut(place)?.as_mut()?;
-        if !routes.lead_to(peer.address, place) {
+        if !routes.lead_to(peer.end, place) {
             return None;
         }
         let memory = peer.lend()?;
         self.lent = Some(Lent { place, id: peer.id, position: peer.writer.position() });
-        Some(Loan { destination: peer.address, memory, before_bytes: WORD_BYTES, align_bytes: LINE_BYTES })
+        Some(Loan { destination: peer.end, memory, before_bytes: WORD_BYTES, align_bytes: LINE_BYTES })
     }
 
     /// Returns whether the payloads of a lent run lie at the place of the next record in the ring to `peer`.
@@ -120,7 +120,8 @@ impl SharedMemoryLink {
             let Some(peer) = &mut self.peers[place] else { continue };
             if std::mem::take(&mut peer.is_touched) && peer.writer.must_wake() {
                 self.counters.wakes += 1;
-                if !self.udp.send_alone(peer.address, &Datagram::Wake.to_bytes()) {
+                let PathEnd { address, engine: to } = peer.end;
+                if !self.udp.send_alone(address, &Datagram::Wake { to }.to_bytes()) {
                     peer.writer.failed_to_wake();
                 }
             }

@@ -25,14 +25,24 @@ fn local_of(link: &SharedMemoryLink) -> SocketAddr {
     link.udp().local_socket_address()
 }
 
+/// Starts the thread of a device with one engine.
+fn meeting_of(local: SocketAddr, udp: OwnProcess, answer_within: Duration) -> Meeting {
+    let (mut meetings, _) = Meeting::start(local, 1, udp, answer_within, true).unwrap();
+    meetings.swap_remove(0)
+}
+
+fn first_engine(address: IpAddr) -> PathEnd {
+    PathEnd { address, engine: EngineId(0) }
+}
+
 /// Tests a program that closes a descriptor of the device and reuses its number for a file of the program.
 #[test]
 fn a_closing_device_does_not_write_to_a_reused_descriptor() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let socket = udp.readable().unwrap();
-    let (meeting, _) = Meeting::start(udp.local_socket_address(), socket, Duration::from_secs(1), true).unwrap();
+    let meeting = meeting_of(udp.local_socket_address(), socket, Duration::from_secs(1));
     let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
-    let taken = sys::replace(meeting.shared.kick.as_fd().as_raw_fd(), file.as_fd());
+    let taken = sys::replace(meeting.shared().kick.as_fd().as_raw_fd(), file.as_fd());
     drop(meeting);
     assert!(is_open(taken.as_fd()));
     assert_eq!(file.metadata().unwrap().len(), 1, "the device wrote its eight bytes to the file");
@@ -52,7 +62,8 @@ fn say(connection: &impl AsFd, bytes: &[u8], files: &[RawFd]) {
 }
 
 fn hello_from(address: IpAddr) -> Message {
-    Message::Hello { version: VERSION, address, port: PORT, nonce: [7; 16] }
+    let (from, to) = (EngineId(0), EngineId(0));
+    Message::Hello { version: VERSION, address, port: PORT, nonce: [7; 16], from, to }
 }
 
 /// Waits for the next message of a connection. Returns `None` at the end of the connection.
@@ -92,7 +103,7 @@ fn the_host_closes_every_descriptor_that_a_guest_sends() {
         let hello = hello_from([127, 77, 43, 1].into());
         say(&guest, &hello.to_bytes(), &vec![marked.as_raw_fd(); count]);
         let welcome = answer(&guest);
-        let refusal = Message::Welcome { version: VERSION, accepted: false };
+        let refusal = Message::Welcome { version: VERSION, answer: Answer::Rejected };
         assert!(welcome.is_none() || count == 1 && welcome == Some(refusal), "{count}: {welcome:?}");
     }
     eventually("only the test's descriptor is left", || copies_of("doorbell-test-marked") == 1);
@@ -127,7 +138,7 @@ fn the_host_refuses_files_that_are_no_rings() {
     for (what, file) in wrong {
         let guest = call(local_of(&host));
         send(&guest, hello_from([127, 77, 43, 2].into()), Some(file.as_raw_fd())).unwrap();
-        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, accepted: false }), "{what}");
+        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, answer: Answer::Rejected }), "{what}");
         assert_eq!(answer(&guest), None, "{what}");
     }
     let hello = hello_from([127, 77, 43, 2].into());
@@ -143,7 +154,7 @@ fn the_host_refuses_files_that_are_no_rings() {
     for bytes in said.chain([version.to_bytes(), longer, port.to_bytes()]) {
         let guest = call(local_of(&host));
         say(&guest, &bytes, &[ring.as_raw_fd()]);
-        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, accepted: false }), "{bytes:?}");
+        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, answer: Answer::Rejected }), "{bytes:?}");
         assert_eq!(answer(&guest), None);
     }
     // Send bytes that are no message, or a message at the wrong time.
@@ -169,14 +180,14 @@ fn a_guest_that_cannot_prove_its_address_gets_nothing() {
     for address in ["127.77.43.4", "127.77.43.3"] {
         let guest = call(local_of(&host));
         send(&guest, hello_from(address.parse().unwrap()), Some(ring.as_raw_fd())).unwrap();
-        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, accepted: true }));
+        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, answer: Answer::Accepted }));
         send(&guest, Message::Proof { nonce: [7; 16] }, None).unwrap();
         assert_eq!(answer(&guest), None);
     }
     let mut bytes = [0; MAX_BYTES];
     let (length, from) = own.recv_from(&mut bytes).unwrap();
     assert_eq!(from, local_of(&host));
-    let Some(Datagram::Challenge { invited, asked }) = Datagram::parse(&bytes[..length]) else {
+    let Some(Datagram::Challenge { invited, asked, .. }) = Datagram::parse(&bytes[..length]) else {
         panic!("no challenge")
     };
     assert_eq!(invited, [7; 16]);
@@ -236,8 +247,8 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_again_only_after_
         let within = if matches!(step, StopsAfter::Challenge) { 60_000 } else { 50 };
         let own = shared.local_socket_address();
         let socket = shared.readable().unwrap();
-        let (meeting, _) = Meeting::start(own, socket, Duration::from_millis(within), true).unwrap();
-        meeting.invite(local.ip());
+        let meeting = meeting_of(own, socket, Duration::from_millis(within));
+        meeting.invite(first_engine(local.ip()));
         let mut guest = None;
         eventually("the host is invited", || {
             guest = sys::accept(listener.as_fd()).ok();
@@ -245,7 +256,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_again_only_after_
         });
         let guest = guest.unwrap();
         let Some(Message::Hello { nonce, .. }) = answer(&guest) else { panic!("no hello") };
-        let welcome = Message::Welcome { version: VERSION, accepted: true };
+        let welcome = Message::Welcome { version: VERSION, answer: Answer::Accepted };
         if !matches!(step, StopsAfter::Nothing) {
             send(&guest, welcome, None).unwrap();
         }
@@ -259,7 +270,9 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_again_only_after_
                 news.extend(meeting.news());
                 !news.is_empty()
             });
-            assert!(matches!(news[..], [News::Arrived { address, made_here: true, .. }] if address == local.ip()));
+            assert!(
+                matches!(news[..], [News::Arrived { peer, made_here: true, .. }] if peer == first_engine(local.ip()))
+            );
             drop(guest);
             eventually("the death of the host is seen", || matches!(meeting.news()[..], [News::Gone { id: 0 }]));
             continue;
@@ -277,7 +290,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_again_only_after_
             continue;
         }
         // The device must not invite the host again while the first invitation is unanswered.
-        (0..100).for_each(|_| meeting.invite(local.ip()));
+        (0..100).for_each(|_| meeting.invite(first_engine(local.ip())));
         std::thread::sleep(Duration::from_millis(2 * within));
         let again = sys::accept(listener.as_fd());
         assert_eq!(again.unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -297,7 +310,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_again_only_after_
 /// Tests an inviter whose host has sent a welcome, and whose challenge was lost. At the next request to invite the
 /// host, the inviter ends the exchange and begins a new one.
 fn begins_again(meeting: &Meeting, listener: &OwnProcess, first: &OwnedFd, lost: Nonce, host: IpAddr) {
-    meeting.invite(host);
+    meeting.invite(first_engine(host));
     assert_eq!(answer(first), None, "the first exchange goes on");
     let mut second = None;
     eventually("the host is invited again", || {
@@ -308,11 +321,11 @@ fn begins_again(meeting: &Meeting, listener: &OwnProcess, first: &OwnedFd, lost:
     let Some(Message::Hello { nonce, .. }) = answer(&second) else { panic!("no hello") };
     assert_ne!(nonce, lost);
     meeting.challenged(host, lost, [8; 16]); // the first challenge was late, not lost
-    send(&second, Message::Welcome { version: VERSION, accepted: true }, None).unwrap();
+    send(&second, Message::Welcome { version: VERSION, answer: Answer::Accepted }, None).unwrap();
     meeting.challenged(host, nonce, [9; 16]);
     assert_eq!(answer(&second), Some(Message::Proof { nonce: [9; 16] }));
     eventually("memory is shared", || {
-        meeting.news().iter().any(|news| matches!(news, News::Arrived { address, .. } if *address == host))
+        meeting.news().iter().any(|news| matches!(news, News::Arrived { peer, .. } if peer.address == host))
     });
 }
 
@@ -320,13 +333,13 @@ fn begins_again(meeting: &Meeting, listener: &OwnProcess, first: &OwnedFd, lost:
 fn a_strangers_challenge_causes_no_work() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let socket = udp.readable().unwrap();
-    let (meeting, _) = Meeting::start(udp.local_socket_address(), socket, Duration::from_secs(1), true).unwrap();
+    let meeting = meeting_of(udp.local_socket_address(), socket, Duration::from_secs(1));
     for number in 0..100_000_u64 {
         let mut nonce = [0; 16];
         nonce[..8].copy_from_slice(&number.to_le_bytes());
         meeting.challenged([127, 77, 43, 9].into(), nonce, nonce);
     }
-    assert!(lock(&meeting.shared.wishes).is_empty());
+    assert!(lock(&meeting.shared().wishes).is_empty());
 }
 
 #[test]

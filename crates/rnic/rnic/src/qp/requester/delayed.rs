@@ -8,7 +8,6 @@
 //! send queue then fills, and the program has to wait.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 
 use doorbell_verbs_core::QpKind;
 
@@ -16,12 +15,12 @@ use super::transmit::PacketPosition;
 use super::{Requester, Stop};
 use crate::commons::Commons;
 use crate::qp::Qp;
-use crate::transmit::TransmitBatch;
+use crate::transmit::{PathEnd, TransmitBatch};
 
-/// Datagrams to one destination that a UD queue pair has set aside.
+/// Datagrams to one engine of a device that a UD queue pair has set aside.
 #[derive(Debug)]
 pub(super) struct Delayed {
-    destination: IpAddr,
+    destination: PathEnd,
     /// Indices of the work requests, oldest first. There is at least one.
     sends: VecDeque<u64>,
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Region, Rnic, TransmitBatch};
+use doorbell_rnic::{Budget, CompletionQueue, Config, EngineId, Filter, PathEnd, Region, Rnic, TransmitBatch};
 use doorbell_testing::ConnectionEnd;
 use doorbell_verbs_core::{
     AddressVector, AsyncEvent, Completion, CqId, Payload, PdId, PostErrorKind, QpAttributes, QpCapacities, QpInit,
@@ -63,7 +63,8 @@ impl Sender {
 
     /// Replaces the list of the devices for whose packets the link has no room.
     fn full(&mut self, numbers: &[u8]) {
-        let full: Vec<_> = numbers.iter().map(|&number| address(number)).collect();
+        let full: Vec<_> =
+            numbers.iter().map(|&number| PathEnd { address: address(number), engine: EngineId(0) }).collect();
         self.rnic.set_full_destinations(&full);
         assert_eq!(self.rnic.has_full_destinations(), !numbers.is_empty());
     }

@@ -2,13 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use doorbell_rnic::MAX_RUN_BYTES;
+use doorbell_rnic::{EngineId, MAX_RUN_BYTES};
 
 use super::*;
 use crate::shm::link::newcomers::DATAGRAM_BYTES_MIN;
+use crate::shm::link::news::{DEPARTED_MAX, SAME_DEVICE_NS};
+use crate::shm::meet::News;
 use crate::shm::message::Datagram;
 use crate::shm::ring::{Header, Memory as _, Reader, Writer};
 use crate::shm::sys::{Mapping, RING_BYTES, Ring};
+
+fn wake() -> Datagram {
+    Datagram::Wake { to: EngineId(0) }
+}
 
 /// Adds a peer to a device, and returns the ring to that device. The test writes the ring in place of the peer.
 fn in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> Ring {
@@ -25,7 +31,7 @@ fn in_our_hands_as(link: &mut SharedMemoryLink, id: u64, address: IpAddr) -> (Ri
     let (mapping, file) = Mapping::create().unwrap();
     let [written, read] = Ring::both(mapping);
     let mapping = Mapping::adopt(std::os::fd::AsFd::as_fd(&file)).unwrap();
-    link.learn(now_ns(), vec![News::Arrived { id, address, mapping, made_here: false }]);
+    link.learn(now_ns(), vec![News::Arrived { id, peer: path(address).end(), mapping, made_here: false }]);
     (written, read)
 }
 
@@ -72,7 +78,7 @@ fn departed_peers_with_full_rings_keep_bounded_mappings() {
         assert!(id % 20 == 0 || writer.push(SHORT, [&[7; 32][..]].into_iter()));
         let mapping = Mapping::adopt(std::os::fd::AsFd::as_fd(&file)).unwrap();
         let address = [127, 77, 43, id as u8].into();
-        let arrived = News::Arrived { id: (1 << 40) + id, address, mapping, made_here: false };
+        let arrived = News::Arrived { id: (1 << 40) + id, peer: path(address).end(), mapping, made_here: false };
         a.learn(now_ns(), vec![arrived, News::Gone { id: (1 << 40) + id }]);
         assert!(a.peers.len() <= DEPARTED_MAX + 2);
         a.receive(now_ns(), &mut |run: ReceivedRun<'_>| seen += run.segments().len()).unwrap();
@@ -100,8 +106,8 @@ fn packets_without_an_icrc_never_go_over_udp() {
     let mut batch = batch_of(gone, &[32]);
     batch.push(&path(other), 64, info()).copy_from_slice(&packet(0, 64));
     batch.push(&path(gone), 64, info()).copy_from_slice(&packet(1, 64));
-    Sealer::new(a.udp.local_address(), PORT).seal_to(&mut batch, |destination| a.seals(destination));
-    let id = a.peers.iter().flatten().find(|peer| peer.address == gone).unwrap().id;
+    Sealer::new(a.udp.local_address(), PORT).seal_to(&mut batch, |path| a.seals(path));
+    let id = a.peers.iter().flatten().find(|peer| peer.end.address == gone).unwrap().id;
     let before = a.counters();
     let mut next = 0;
     a.is_within_batch = true;
@@ -118,7 +124,7 @@ fn packets_without_an_icrc_never_go_over_udp() {
     assert_eq!(packets_of(&receive_once(&mut d, 0), ICRC_LEN), [packet(0, 64)]);
     assert_eq!(a.link_counters().tx_udp_packets, 1);
     // From now on, packets to the departed device are sealed and go over UDP.
-    assert!(a.seals(gone) && !a.is_gone_within_batch(gone));
+    assert!(a.seals(&path(gone)) && !a.is_gone_within_batch(path(gone).end()));
     drop(b);
 }
 
@@ -133,7 +139,7 @@ fn a_silent_device_delays_later_batches_only_briefly() {
     Sealer::new(a.udp.local_address(), PORT).seal(&mut batch);
     let (mut next, now_ns) = (0, now_ns());
     a.transmit(now_ns, &batch, &mut next).unwrap();
-    assert_eq!((next, a.awaits()), (0, Some(silent.local_address())));
+    assert_eq!((next, a.awaits()), (0, Some(path(silent.local_address()).end())));
     assert!(a.poll_timeout().unwrap() > now_ns + OTHERS_WAIT_NS);
     a.hurry();
     assert_eq!(a.poll_timeout(), Some(now_ns + OTHERS_WAIT_NS));
@@ -169,7 +175,7 @@ fn the_current_owner_of_an_address_gets_its_packets() {
     let address: IpAddr = [127, 77, 42, 7].into();
     let mut a = link();
     let (_, ring) = both_in_our_hands(&mut a, address);
-    assert!(!a.seals(address));
+    assert!(!a.seals(&path(address)));
     let mut b = link_at(Some(address), LinkChoice::Auto);
     std::thread::sleep(Duration::from_nanos(SAME_DEVICE_NS));
     send(&mut b, &mut a, &[12]);
@@ -265,7 +271,7 @@ fn two_rings_of_one_address_never_wait_for_each_other() {
         write_number(one, 1);
         let mut seen = Both::default();
         // Send a message first, so that the link does not find the socket empty.
-        assert!(other.send_alone(a.udp.local_address(), &Datagram::Wake.to_bytes()));
+        assert!(other.send_alone(a.udp.local_address(), &wake().to_bytes()));
         if case & 2 == 0 {
             a.receive(now_ns(), &mut seen).unwrap();
         }
@@ -339,7 +345,7 @@ fn a_second_ring_takes_over_in_the_midst_of_a_batch() {
         [first.pop(), second.pop()].map(|record| record.map(|record| record.header.total_bytes)),
         [Some(32), Some(500)]
     );
-    assert!(!a.seals(address));
+    assert!(!a.seals(&path(address)));
 }
 
 #[test]
@@ -420,8 +426,8 @@ fn datagrams_of_strangers_have_no_effect() {
     a.look_at_all = false;
     let to = a.udp.local_socket_address();
     let words = [
-        Datagram::Wake.to_bytes(),
-        Datagram::Challenge { invited: [0; 16], asked: [1; 16] }.to_bytes(),
+        wake().to_bytes(),
+        Datagram::Challenge { to: EngineId(0), invited: [0; 16], asked: [1; 16] }.to_bytes(),
         b"\xffdoorbel".to_vec(),
         b"\xffdoorbel\x04".to_vec(),
         vec![0xff; 70],
