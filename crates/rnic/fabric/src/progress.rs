@@ -351,13 +351,13 @@ impl DrivenRnic {
 
     /// Returns the counters of the link.
     pub fn link_counters(&self) -> LinkCounters {
-        self.shared.lock().link_counters()
+        self.shared.lock().link_counters().plus(&self.shared.inbox.counters())
     }
 
     /// Returns the counters of the RNIC and the link. Returns `None` if another thread holds the engine's lock.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
         let driver = self.shared.try_lock()?;
-        Some((*driver.rnic().counters(), driver.link_counters()))
+        Some((*driver.rnic().counters(), driver.link_counters().plus(&self.shared.inbox.counters())))
     }
 }
 

@@ -2,12 +2,13 @@
 //! port and the number of armed notifications, and pass packets of each other on.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use doorbell_rnic::{Rnic, Stray};
 use doorbell_sync::IgnorePoison;
+use doorbell_verbs_core::LinkCounters;
 
 use super::clock::Clock;
 use super::lock::Guard;
@@ -34,7 +35,7 @@ impl std::fmt::Debug for EngineParts {
     }
 }
 
-/// Maximum number of packets in an inbox. Further ones are dropped, as a full socket drops them.
+/// Maximum number of packets in an inbox. Further ones are dropped and counted, as a full socket drops them.
 const INBOX_MAX: usize = 4096;
 
 /// Packets that another engine has received for this one.
@@ -42,6 +43,8 @@ const INBOX_MAX: usize = 4096;
 pub(super) struct Inbox {
     is_full: AtomicBool,
     packets: Mutex<Vec<Stray>>,
+    /// Number of packets dropped because the inbox had its maximum number of packets.
+    dropped: AtomicU64,
 }
 
 impl Inbox {
@@ -55,9 +58,16 @@ impl Inbox {
         let mut packets = self.packets.lock().ignore_poison();
         if packets.len() < INBOX_MAX {
             packets.push(packet);
+        } else {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
         }
         drop(packets);
         self.is_full.store(true, Ordering::Release);
+    }
+
+    /// Returns the dropped packets as those of a receive buffer without room.
+    pub(super) fn counters(&self) -> LinkCounters {
+        LinkCounters { rx_overflow: self.dropped.load(Ordering::Relaxed), ..LinkCounters::default() }
     }
 
     fn take(&self) -> Vec<Stray> {
@@ -144,5 +154,27 @@ impl ThreadState {
             driver.follow_port(engine.now_ns());
             engine.leave(driver);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_rnic::EngineId;
+
+    use super::*;
+    use crate::testing::outer;
+
+    #[test]
+    fn packets_that_find_an_inbox_full_are_counted() {
+        let (inbox, address) = (Inbox::default(), [127, 0, 0, 1].into());
+        for number in 0..INBOX_MAX as u32 + 3 {
+            let bytes = number.to_le_bytes().to_vec();
+            inbox.put(Stray { engine: EngineId(1), outer: outer(address, address), bytes });
+        }
+        assert!(inbox.has_packets());
+        assert_eq!(inbox.counters(), LinkCounters { rx_overflow: 3, ..LinkCounters::default() });
+        let taken = inbox.take();
+        assert_eq!((taken.len(), &taken[4095].bytes[..]), (INBOX_MAX, &4095_u32.to_le_bytes()[..]));
+        assert!(!inbox.has_packets());
     }
 }
