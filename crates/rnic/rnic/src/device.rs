@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_sync::IgnorePoison;
@@ -48,14 +48,27 @@ struct Srq {
     users: u32,
 }
 
+/// Engines with queue pairs that are attached to one multicast group, as bits.
+#[derive(Debug, Default)]
+pub(crate) struct GroupEngines(AtomicU32);
+
+impl GroupEngines {
+    /// Returns whether `engine` counts the packets to the group. Each engine gets a copy of each packet, and the first
+    /// one counts it.
+    #[inline]
+    pub(crate) fn counts(&self, engine: EngineId) -> bool {
+        self.0.load(Ordering::Relaxed).trailing_zeros() == u32::from(engine.0)
+    }
+}
+
 struct Tables {
     /// Number of queue pairs of all engines.
     queue_pairs: usize,
     pds: Slab<Pd>,
     cqs: Slab<Cq>,
     srqs: Slab<Srq>,
-    /// Number of engines with attached queue pairs, of each multicast group.
-    groups: FxHashMap<IpAddr, usize>,
+    /// Engines with attached queue pairs, of each multicast group.
+    groups: FxHashMap<IpAddr, Arc<GroupEngines>>,
     key_rng: ChaCha12Rng,
 }
 
@@ -81,6 +94,7 @@ pub(crate) struct Counts {
     pub(crate) pds: usize,
     pub(crate) cqs: usize,
     pub(crate) srqs: usize,
+    pub(crate) groups: usize,
 }
 
 /// A shared receive queue, with the check of posted receives. Programs post receives without access to an engine.
@@ -170,7 +184,8 @@ impl DeviceObjects {
 
     pub(crate) fn counts(&self) -> Counts {
         let tables = self.tables();
-        Counts { pds: tables.pds.len(), cqs: tables.cqs.len(), srqs: tables.srqs.len() }
+        let (pds, cqs, srqs, groups) = (tables.pds.len(), tables.cqs.len(), tables.srqs.len(), tables.groups.len());
+        Counts { pds, cqs, srqs, groups }
     }
 
     pub(crate) fn replace_key_rng(&self, rng: ChaCha12Rng) {
@@ -401,24 +416,26 @@ impl DeviceObjects {
         tables.queue_pairs -= 1;
     }
 
-    /// Counts an engine as a member of a multicast group.
-    pub(crate) fn join_group(&self, group: IpAddr) -> Result<(), ObjectError> {
+    /// Makes an engine a member of a multicast group. Returns the members.
+    pub(crate) fn join_group(&self, group: IpAddr, engine: EngineId) -> Result<Arc<GroupEngines>, ObjectError> {
         let mut tables = self.tables();
         if !tables.groups.contains_key(&group) && tables.groups.len() >= LIMITS.max_groups {
             return Err(ObjectError::Exhausted("multicast groups"));
         }
-        *tables.groups.entry(group).or_default() += 1;
-        Ok(())
+        let engines = tables.groups.entry(group).or_default();
+        engines.0.fetch_or(1 << engine.0, Ordering::Relaxed);
+        Ok(Arc::clone(engines))
     }
 
-    /// Counts an engine no longer as a member of a multicast group.
-    pub(crate) fn leave_group(&self, group: IpAddr) {
+    /// Ends the membership of an engine in a multicast group.
+    pub(crate) fn leave_group(&self, group: IpAddr, engine: EngineId) {
         let mut tables = self.tables();
-        if let Some(engines) = tables.groups.get_mut(&group) {
-            *engines -= 1;
-            if *engines == 0 {
-                tables.groups.remove(&group);
-            }
+        let left = tables.groups.get(&group).map(|engines| {
+            let bit = 1 << engine.0;
+            engines.0.fetch_and(!bit, Ordering::Relaxed) & !bit
+        });
+        if left == Some(0) {
+            tables.groups.remove(&group);
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::memory::{Memory, RegionDirectory};
 use crate::policy::Policy;
 use crate::qp::Qp;
 use crate::transmit::{ENGINE_SHIFT, EngineId};
+use multicast::Group;
 
 pub use pull::{Part, Pulled, Ready};
 pub use strays::Stray;
@@ -103,7 +104,7 @@ pub struct Objects {
     pub destinations: usize,
     /// Addresses in the index of the windows towards other devices.
     pub addresses: usize,
-    /// Multicast groups that queue pairs are attached to.
+    /// Multicast groups that queue pairs of any engine are attached to.
     pub groups: usize,
     /// Keys of destroyed regions and invalidated windows that an engine still caches.
     pub stale_keys: usize,
@@ -120,7 +121,6 @@ impl Objects {
             qpns: self.qpns + other.qpns,
             destinations: self.destinations + other.destinations,
             addresses: self.addresses + other.addresses,
-            groups: self.groups + other.groups,
             stale_keys: self.stale_keys + other.stale_keys,
             ..*self
         }
@@ -164,8 +164,8 @@ pub struct Rnic {
     qps: Slab<Qp>,
     by_number: FxHashMap<u32, u32>,
     by_address: FxHashMap<IpAddr, usize>,
-    /// Slots of the queue pairs that are attached to each multicast group.
-    groups: FxHashMap<IpAddr, Vec<u32>>,
+    /// Multicast groups with queue pairs of this engine.
+    groups: FxHashMap<IpAddr, Group>,
     timers: BinaryHeap<Reverse<(u64, u32, Qpn)>>,
     /// Packets to queue pairs of other engines.
     strays: Vec<Stray>,
@@ -304,10 +304,12 @@ impl Rnic {
         }
     }
 
-    /// Returns the numbers of the device's objects. Queue pairs and the entries for them are those of this engine.
+    /// Returns the numbers of the device's objects. Queue pairs and the entries for them are those of this engine. The
+    /// first engine counts the stale keys of the device's objects.
     pub fn objects(&self) -> Objects {
         let (regions, windows) = self.device.regions.counts();
         let counts = self.device.counts();
+        let of_device = if self.engine == EngineId(0) { self.device.stale_keys() } else { 0 };
         Objects {
             pds: counts.pds,
             cqs: counts.cqs,
@@ -319,8 +321,8 @@ impl Rnic {
             windows,
             destinations: self.core.destinations.len(),
             addresses: self.by_address.len(),
-            groups: self.groups.len(),
-            stale_keys: self.core.memory.stale_keys() + self.device.stale_keys(),
+            groups: counts.groups,
+            stale_keys: self.core.memory.stale_keys() + of_device,
             events: self.core.events.waiting(),
         }
     }

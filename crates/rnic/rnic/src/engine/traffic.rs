@@ -122,8 +122,9 @@ impl Rnic {
         let mut last: Option<(Qpn, u32)> = None;
         for packet in packets {
             let mut packet: Packet<'a> = packet.into();
+            let bytes = packet.len() as u64 + overhead;
             self.core.counters.rx_vport_rdma_unicast_packets += 1;
-            self.core.counters.rx_vport_rdma_unicast_bytes += packet.len() as u64 + overhead;
+            self.core.counters.rx_vport_rdma_unicast_bytes += bytes;
             let whole = packet;
             let Some(header) = packet.split::<BTH_LEN>() else {
                 self.core.counters.rx_malformed += 1;
@@ -131,7 +132,7 @@ impl Rnic {
             };
             let bth = BthRepr::read(header);
             if outer.dst.is_multicast() {
-                self.handle_multicast(outer, bth, packet);
+                self.handle_multicast(outer, bth, packet, bytes);
                 continue;
             }
             let slot = match last {

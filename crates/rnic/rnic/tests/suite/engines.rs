@@ -6,7 +6,7 @@ use std::sync::Arc;
 use doorbell_rnic::{Budget, CompletionQueue, Config, ENGINES_MAX, EngineId, Filter, Region, Rnic, TransmitBatch};
 use doorbell_testing::ConnectionEnd;
 use doorbell_verbs_core::{
-    Access, AsyncEvent, Completion, CqId, ObjectError, Payload, PdId, QpCapacities, QpInit, QpKind, QpState,
+    Access, AsyncEvent, Completion, Counters, CqId, ObjectError, Payload, PdId, QpCapacities, QpInit, QpKind, QpState,
     RecvRequest, SendFlags, SendOperation, SendRequest, Sge, SrqId, Status,
 };
 use doorbell_wire::{BthRepr, Outer, PathMtu, Qpn};
@@ -366,6 +366,29 @@ fn a_region_is_gone_from_every_engine_that_forgets_it() {
     assert_eq!(b.engines[1].objects().stale_keys, 0);
     let sges = [b.sge(0)];
     assert!(b.engines[1].post_recv(to, &[RecvRequest { wr_id: 1, sges: &sges }]).is_err());
+}
+
+#[test]
+fn one_engine_counts_the_packets_to_a_group() {
+    let mut device = Device::new(0, 3, 4);
+    let group: IpAddr = [239, 1, 2, 3].into();
+    let qpns = [1, 2].map(|engine| device.create_qp(engine, QpKind::Ud, None));
+    for qpn in qpns {
+        assert!(device.engine(qpn).attach(qpn, group).unwrap());
+    }
+    assert_eq!(device.engines[0].objects().with_engine(&device.engines[1].objects()).groups, 1);
+    let src = address_of(1);
+    let outer = Outer { src, dst: group, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None };
+    let datagram = [[0x64, 0, 0xff, 0xff].as_slice(), &[0, 0xff, 0xff, 0xff], &[0; 12]].concat();
+    let receive = |device: &mut Device, qpns: &[Qpn]| {
+        qpns.iter().for_each(|&qpn| device.engine(qpn).handle_packet(1, &outer, &datagram));
+        let counters = device.engines.iter().map(Rnic::counters);
+        let sum = counters.fold(Counters::default(), |sum, counters| sum.plus(counters));
+        (sum.rx_vport_rdma_unicast_packets, sum.rx_wrong_state)
+    };
+    assert_eq!(receive(&mut device, &qpns), (1, 2));
+    assert!(device.engine(qpns[0]).detach(qpns[0], group).unwrap());
+    assert_eq!(receive(&mut device, &qpns[1..]), (2, 3), "the only engine of the group does not count");
 }
 
 #[test]
