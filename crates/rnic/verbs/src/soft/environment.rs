@@ -13,6 +13,9 @@ pub const LINK_VARIABLE: &str = "DOORBELL_LINK";
 /// Environment variable that sets the number of engines if the options do not.
 pub const ENGINES_VARIABLE: &str = "DOORBELL_ENGINES";
 
+/// Number of engines of a device without [`ENGINES_VARIABLE`] and without the option.
+const DEFAULT_ENGINES: usize = 1;
+
 fn value_of(variable: &'static str) -> Option<String> {
     let text = std::env::var_os(variable).filter(|text| !text.is_empty())?;
     Some(text.to_string_lossy().into_owned())
@@ -28,7 +31,7 @@ pub(super) fn link_of_environment() -> Result<LinkChoice, Error> {
     text.parse().map_err(|why| invalid(LINK_VARIABLE, why))
 }
 
-/// Returns the number of engines that the options or the environment request, or else one.
+/// Returns the number of engines that the options or the environment request, or else the default.
 pub(super) fn engines(wanted: Option<usize>) -> Result<usize, Error> {
     let check = |what, text: &str| match text.parse() {
         Ok(engines @ 1..=ENGINES_MAX) => Ok(engines),
@@ -36,7 +39,7 @@ pub(super) fn engines(wanted: Option<usize>) -> Result<usize, Error> {
     };
     match wanted {
         Some(engines) => check("the number of engines", &engines.to_string()),
-        None => value_of(ENGINES_VARIABLE).map_or(Ok(1), |text| check(ENGINES_VARIABLE, &text)),
+        None => value_of(ENGINES_VARIABLE).map_or(Ok(DEFAULT_ENGINES), |text| check(ENGINES_VARIABLE, &text)),
     }
 }
 
