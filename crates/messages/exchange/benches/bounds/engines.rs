@@ -1,8 +1,9 @@
-//! The rate of 1, 2, 4 and 8 threads, each with a queue pair of its own, on one device and on a device for each thread.
+//! The rate of 1, 2, 4 and 8 threads, each with a queue pair of its own: on one device with one engine, on one device
+//! with an engine for each thread, and on a device for each thread.
 //!
-//! A device has one engine below one lock. Threads with a device each share no lock, no timers and no link. So they
-//! bound the rate of one device with several engines, which would still share completion queues, regions and domains.
-//! The ratio of both rates is an upper bound of the gain.
+//! Threads with a device each share no lock, no timers and no link. So they bound the rate of one device with several
+//! engines, which still share regions and domains. The ratio of their rate and that of one engine is an upper bound of
+//! the gain. The devices in process have one engine.
 //!
 //! In the rows `both`, a thread drives both ends of its connection, so one thread uses one processor. In the rows
 //! `apart`, each end has a thread of its own, as if client and server were two programs of this machine.
@@ -16,6 +17,21 @@ const MESSAGES: Messages = Messages { bytes: 16, window: 64, depth: 128, buffers
 const THREADS: [usize; 4] = [1, 2, 4, 8];
 /// Gain of two threads for which several engines are worth their costs.
 const GAIN: f64 = 1.6;
+
+/// Devices of the threads of one side of a comparison.
+#[derive(Clone, Copy)]
+enum Devices {
+    /// One device at each end, with one engine.
+    One,
+    /// One device at each end, with an engine for each thread.
+    Engines,
+    /// A device for each thread at each end.
+    Each,
+}
+
+impl Devices {
+    const ALL: [Self; 3] = [Self::One, Self::Engines, Self::Each];
+}
 
 /// A measured case.
 #[derive(Clone, Copy)]
@@ -37,9 +53,16 @@ impl Case {
         cases
     }
 
-    /// Returns the messages per second of all threads together. They have one device at each end, or a device each.
-    fn measure(self, has_one_device: bool) -> f64 {
-        let shared = has_one_device.then(|| self.carrier.devices());
+    /// Returns the messages per second of all threads together; NaN if the link has no such devices.
+    fn measure(self, devices: Devices) -> f64 {
+        let shared = match devices {
+            Devices::One => Some(self.carrier.devices()),
+            Devices::Engines => match self.carrier.devices_with_engines(self.threads) {
+                Some(devices) => Some(devices),
+                None => return f64::NAN,
+            },
+            Devices::Each => None,
+        };
         let mut work = Vec::new();
         for _ in 0..self.threads {
             let devices = shared.clone().unwrap_or_else(|| self.carrier.devices());
@@ -53,27 +76,29 @@ impl Case {
 pub(crate) fn compare(rounds: usize, about: &str) {
     let cases = Case::all();
     let rates = in_rounds(rounds, cases.len(), |case, is_reversed| {
-        let mut pair = [0.0; 2];
-        let sides = if is_reversed { [1, 0] } else { [0, 1] };
+        let mut rates = [0.0; 3];
+        let sides = if is_reversed { [2, 1, 0] } else { [0, 1, 2] };
         for side in sides {
-            pair[side] = cases[case].measure(side == 0);
+            rates[side] = cases[case].measure(Devices::ALL[side]);
         }
-        pair
+        rates
     });
     println!("{} B, one per post, million messages per second, {about}", MESSAGES.bytes);
     println!(
-        "{:<14} {:<6} {:>7} {:>11} {:>12} {:>7}  least to most",
-        "link", "ends", "threads", "one device", "device each", "ratio"
+        "{:<14} {:<6} {:>7} {:>11} {:>8} {:>12}  gain of engines, of devices, least to most",
+        "link", "ends", "threads", "one device", "engines", "device each"
     );
     for (case, rates) in cases.iter().zip(&rates) {
-        let [one, each] = [0, 1].map(|side| spread(rates.iter().map(|pair| pair[side] / 1e6))[0]);
-        let [ratio, least, most] = spread(rates.iter().map(|[one, each]| each / one));
-        println!(
-            "{:<14} {:<6} {:>7} {one:>11.3} {each:>12.3} {ratio:>7.2}  {least:.2} to {most:.2}",
-            case.carrier.name(),
-            case.ends.name(),
-            case.threads
-        );
+        let [one, engines, each] = [0, 1, 2].map(|side| spread(rates.iter().map(|rates| rates[side] / 1e6))[0]);
+        let [gain, bound] = [1, 2].map(|side| spread(rates.iter().map(|rates| rates[side] / rates[0])));
+        print!("{:<14} {:<6} {:>7} {one:>11.3} ", case.carrier.name(), case.ends.name(), case.threads);
+        if engines.is_nan() {
+            print!("{:>8} {each:>12.3}  -, ", "-");
+        } else {
+            print!("{engines:>8.3} {each:>12.3}  {:.2} ({:.2} to {:.2}), ", gain[0], gain[1], gain[2]);
+        }
+        println!("{:.2} ({:.2} to {:.2})", bound[0], bound[1], bound[2]);
+        let ratio = bound[0];
         if case.threads == 2 {
             let verdict = if ratio >= GAIN { "is" } else { "is not" };
             println!("    the bound of the gain of two threads {verdict} at least {GAIN}");

@@ -1,6 +1,6 @@
-//! Measures the bounds of three designs that the software RNIC does not have. The first is several engines per device.
-//! The second is messages that one copy places in the memory of the peer. The third is sends over UDP whose payloads
-//! the kernel takes from the region.
+//! Measures several engines per device, and the bounds of two designs that the software RNIC does not have. The first is
+//! messages that one copy places in the memory of the peer. The second is sends over UDP whose payloads the kernel takes
+//! from the region.
 //!
 //! ```console
 //! $ cargo bench -p doorbell-exchange --bench bounds -- engines [ROUNDS]
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Each round measures every case once, every second round in reverse order. A ratio is the median of the ratios within
-//! each round. With nine rounds, `engines` takes about two minutes, `copies` half a minute, and `gather` 40 seconds.
+//! each round. With nine rounds, `engines` takes about three minutes, `copies` half a minute, and `gather` 40 seconds.
 #![expect(clippy::disallowed_methods, reason = "the benchmark measures in real time")]
 
 mod copies;

@@ -29,16 +29,25 @@ impl Carrier {
         }
     }
 
-    /// Opens the devices of both ends.
+    /// Opens the devices of both ends, with one engine each.
     pub(crate) fn devices(self) -> [Device; 2] {
         match self {
             Self::Wire => wire::devices(),
-            Self::SharedMemory => {
-                let options = SoftOptions { link: Some(LinkChoice::Shm), publish: false, ..SoftOptions::default() };
-                [(); 2].map(|()| soft::open(&options).expect("a software RNIC opens"))
-            }
+            Self::SharedMemory => with_engines(1),
         }
     }
+
+    /// Opens the devices of both ends with this number of engines; `None` if the link has one engine only.
+    pub(crate) fn devices_with_engines(self, engines: usize) -> Option<[Device; 2]> {
+        (self == Self::SharedMemory).then(|| with_engines(engines))
+    }
+}
+
+/// Opens two devices that reach each other through shared memory.
+fn with_engines(engines: usize) -> [Device; 2] {
+    let link = Some(LinkChoice::Shm);
+    let options = SoftOptions { link, engines: Some(engines), publish: false, ..SoftOptions::default() };
+    [(); 2].map(|()| soft::open(&options).expect("a software RNIC opens"))
 }
 
 /// Threads that drive the two ends of a connection.
