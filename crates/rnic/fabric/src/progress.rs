@@ -45,7 +45,6 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use std::thread::JoinHandle;
 
 use doorbell_rnic::{CompletionQueue, Rnic};
 use doorbell_sync::IgnorePoison;
@@ -61,7 +60,7 @@ use clock::Clock;
 pub use clock::VirtualClock;
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use engines::EngineParts;
-use engines::Inbox;
+use engines::{EngineThread, Inbox};
 pub use exit::flush_before_exit;
 use flush::Flushes;
 use habits::{HABITS, Lingering, Yields};
@@ -128,7 +127,7 @@ struct Joined {
 /// An RNIC on a link, driven by its callers and by a separate thread.
 pub struct DrivenRnic {
     shared: Arc<ThreadState>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<EngineThread>,
 }
 
 impl std::fmt::Debug for DrivenRnic {
@@ -147,7 +146,7 @@ impl DrivenRnic {
     /// The operating system provides no eventfd.
     pub fn in_virtual_time(rnic: Rnic, link: Box<dyn Link>, port: u16, clock: VirtualClock) -> io::Result<Self> {
         let shared = Arc::new(ThreadState::new(Driver::new(rnic, link, port), Clock::Virtual(clock))?);
-        Ok(Self { shared, thread: None })
+        Ok(Self { shared, thread: Mutex::new(EngineThread::None) })
     }
 
     /// Returns the time at which the engine has work next, such as a packet that arrives or a timer that expires.
@@ -380,7 +379,10 @@ impl Drop for DrivenRnic {
             std::mem::forget(Arc::clone(&self.shared));
         }
         // A thread that was not kicked may never end, so do not join it.
-        if let Some(thread) = self.thread.take().filter(|_| is_told) {
+        let thread = std::mem::take(self.thread.get_mut().ignore_poison());
+        if let EngineThread::Running(thread) = thread
+            && is_told
+        {
             // If the thread panicked, the panic handler has printed the panic.
             let _ = thread.join();
         }

@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use doorbell_rnic::{Rnic, Stray};
@@ -33,6 +34,17 @@ impl std::fmt::Debug for EngineParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EngineParts").field("rnic", &self.rnic).finish_non_exhaustive()
     }
+}
+
+/// Thread of an engine.
+#[derive(Default)]
+pub(super) enum EngineThread {
+    /// No thread.
+    #[default]
+    None,
+    /// Before the first queue pair. The thread will watch the socket.
+    Waiting(Arc<OwnProcess>),
+    Running(JoinHandle<()>),
 }
 
 /// Maximum number of packets in an inbox. Further ones are dropped and counted, as a full socket drops them.
@@ -77,8 +89,9 @@ impl Inbox {
 }
 
 impl DrivenRnic {
-    /// Starts a thread for each engine of a device. The engines are in the order of their identifiers. `udp_port` is
-    /// the UDP port of this device and its peers.
+    /// Starts the engines of a device, in the order of their identifiers. `udp_port` is the UDP port of this device and
+    /// its peers. The first engine has a thread, since it also gets datagrams that name no engine. The other engines
+    /// get their threads by [`begin`](Self::begin).
     ///
     /// # Errors
     ///
@@ -99,15 +112,31 @@ impl DrivenRnic {
         for (state, _) in &states {
             let _ = state.engines.set(Arc::clone(&engines));
         }
-        let start = |(shared, readable): (Arc<ThreadState>, OwnProcess)| -> io::Result<Self> {
-            let thread = {
-                let shared = Arc::clone(&shared);
-                guard::spawn_without_signals(crate::DRIVER_THREAD, move || shared.run(&readable))?
-            };
-            exit::add(&shared);
-            Ok(Self { shared, thread: Some(thread) })
-        };
-        states.into_iter().map(start).collect()
+        let waiting = |readable| Mutex::new(EngineThread::Waiting(Arc::new(readable)));
+        let make = |(shared, readable)| Self { shared, thread: waiting(readable) };
+        let engines: Vec<Self> = states.into_iter().map(make).collect();
+        if let Some(first) = engines.first() {
+            first.begin()?;
+        }
+        Ok(engines)
+    }
+
+    /// Starts the thread of the engine, unless it runs. Call it before the engine gets a queue pair.
+    ///
+    /// # Errors
+    ///
+    /// The operating system provides no thread, or cannot block the signals of a new thread.
+    pub fn begin(&self) -> io::Result<()> {
+        let mut thread = self.thread.lock().ignore_poison();
+        let EngineThread::Waiting(readable) = &*thread else { return Ok(()) };
+        if self.shared.process != std::process::id() {
+            return Ok(()); // a forked child has no sockets
+        }
+        let (shared, readable) = (Arc::clone(&self.shared), Arc::clone(readable));
+        let run = move || shared.run(&readable);
+        *thread = EngineThread::Running(guard::spawn_without_signals(crate::DRIVER_THREAD, run)?);
+        exit::add(&self.shared);
+        Ok(())
     }
 }
 

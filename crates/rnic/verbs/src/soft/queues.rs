@@ -281,7 +281,8 @@ impl SoftQp {
         let cqs = [init.send_cq, init.recv_cq];
         let engine = engines.place(cqs);
         let rnic = Arc::clone(&engines.all()[engine]);
-        match rnic.with(|rnic| rnic.create_qp(init)) {
+        let begun = rnic.begin().map_err(|_| ObjectError::Exhausted("threads"));
+        match begun.and_then(|()| rnic.with(|rnic| rnic.create_qp(init))) {
             Ok(qpn) => Ok(Self { rnic, engines: Arc::clone(engines), groups: Arc::clone(groups), qpn, cqs }),
             Err(error) => {
                 engines.displace(engine, cqs);
