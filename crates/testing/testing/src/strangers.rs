@@ -1,7 +1,7 @@
 //! Strangers: peers that connect to a listener and never become clients. Each listener of Doorbell is tested beside
 //! these strangers.
 
-use std::io::Write as _;
+use std::io::{self, Write};
 use std::net::TcpStream;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,16 +32,26 @@ pub fn kinds(greeting: &[u8]) -> Vec<Vec<u8>> {
     ]
 }
 
-/// Runs an honest client beside strangers that stay connected, send slowly, send too much, or connect at the same time.
-/// The strangers stay until `honest` returns.
+/// Runs an honest client of a TCP listener beside strangers that stay connected, send slowly, send too much, or connect
+/// at the same time. The strangers stay until `honest` returns.
 ///
 /// # Panics
 ///
 /// Panics if `honest` panics, or if the listener refuses a connection.
 pub fn beside(address: &str, greeting: &[u8], honest: impl FnOnce()) {
+    beside_on(|| TcpStream::connect(address), greeting, honest);
+}
+
+/// Runs an honest client beside strangers like [`beside`]. Each stranger opens its connection by `connect`. On sockets
+/// that keep records, each of its writes is a record.
+///
+/// # Panics
+///
+/// Panics if `honest` panics, or if the listener refuses a connection.
+pub fn beside_on<S: Write + Send>(connect: impl Fn() -> io::Result<S> + Sync, greeting: &[u8], honest: impl FnOnce()) {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("a process may raise its own limit");
-    let connect = || TcpStream::connect(address).expect("the server listens");
+    let (try_connect, connect) = (&connect, || connect().expect("the server listens"));
     let kinds = kinds(greeting);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -52,14 +62,14 @@ pub fn beside(address: &str, greeting: &[u8], honest: impl FnOnce()) {
             let _ = stream.write_all(stranger);
             staying.push(stream);
         }
-        let mut dripping: Vec<TcpStream> = (0..OF_A_KIND).map(|_| connect()).collect();
+        let mut dripping: Vec<S> = (0..OF_A_KIND).map(|_| connect()).collect();
         let (over, kinds) = (&is_over, &kinds);
         scope.spawn(move || {
             // A stranger that was disconnected connects again.
             while !over.load(Ordering::Relaxed) {
                 for stream in &mut dripping {
                     if stream.write_all(b"D").is_err() {
-                        let _ = TcpStream::connect(address).map(|again| *stream = again);
+                        let _ = try_connect().map(|again| *stream = again);
                     }
                 }
                 std::thread::sleep(DRIP);
@@ -68,14 +78,14 @@ pub fn beside(address: &str, greeting: &[u8], honest: impl FnOnce()) {
         scope.spawn(move || {
             while !over.load(Ordering::Relaxed) {
                 for said in kinds {
-                    let _ = TcpStream::connect(address).map(|mut stream| stream.write_all(said));
+                    let _ = try_connect().map(|mut stream| stream.write_all(said));
                 }
                 std::thread::sleep(DRIP);
             }
         });
         // Before a failure is reported, disconnect the strangers and end their threads.
         let served = catch_unwind(AssertUnwindSafe(|| {
-            let _crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect()).collect();
+            let _crowd: Vec<S> = (0..CROWD).map(|_| connect()).collect();
             honest();
         }));
         is_over.store(true, Ordering::Relaxed);

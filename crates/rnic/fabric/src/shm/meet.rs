@@ -7,6 +7,7 @@
 //! thread. The links of all engines of a device have one thread.
 
 mod connection;
+mod guests;
 mod handle;
 
 use std::io;
@@ -16,33 +17,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use doorbell_admission::{Admission, Clock, Number, Progress};
 use doorbell_rnic::{ENGINES_MAX, EngineId, PathEnd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 
-use self::connection::{Heard, call, check_user, hear, host, host_or_beside, send};
+use self::connection::{Heard, call, hear, host, host_or_beside, send};
 pub(super) use self::handle::{Meeting, News};
 use self::handle::{MeetingState, Wish, lock};
 use super::message::{Answer, Datagram, Message, Nonce, VERSION};
-use super::sys::{self, Mapping};
-use crate::own_process::{Opening, OwnProcess};
+use super::sys::Mapping;
+use crate::own_process::OwnProcess;
 use crate::udp::send_alone;
-
-/// Time after which a guest is disconnected if it has not sent the next message. A guest is a process that has
-/// connected to this device's name.
-const GUEST_WITHIN: Duration = Duration::from_secs(1);
 
 /// Maximum number of peers at a time, including guests and invited devices. Each peer takes a descriptor. At most half
 /// of the process's descriptors are used for peers.
 const PEERS_MAX: usize = 4096;
-
-/// Maximum number of guests at a time that have not proved their address. Further guests wait in the queue of the
-/// listener.
-const GUESTS_MAX: usize = 64;
-
-/// Time after which a guest that has sent nothing is disconnected while there are [`GUESTS_MAX`] guests, so that silent
-/// guests do not keep out others.
-const CROWDED_WITHIN: Duration = Duration::from_millis(100);
 
 /// Time that the thread waits after the operating system has refused an operation, such as accepting a guest without a
 /// free descriptor.
@@ -78,7 +68,10 @@ enum Stage {
 #[derive(Debug)]
 struct Peer {
     connection: OwnProcess,
+    /// Deadline of an invited device. [`Admission`] has those of guests.
     until: Option<Instant>,
+    /// Number of a guest that has not proved its address yet.
+    guest: Option<Number>,
     stage: Stage,
 }
 
@@ -98,43 +91,99 @@ struct Host {
     local: SocketAddr,
     answer_within: Duration,
     next_id: u64,
+    admission: Admission,
+    begun: Instant,
+    clock: Clock,
+    /// Whether the thread accepts a guest before it handles a guest that has sent a message. Both take turns.
+    is_arrivals_turn: bool,
+    /// Numbers of guests, in the order in which the thread handled them.
+    #[cfg(test)]
+    handled: Vec<Number>,
 }
 
 impl Host {
+    /// Makes the state of the thread. `hosted` is the socket that listens for guests, and whether its name is one beside
+    /// the device's name.
+    fn new(
+        shared: Arc<MeetingState>,
+        local: SocketAddr,
+        udp: OwnProcess,
+        answer_within: Duration,
+        hosted: Option<(OwnProcess, bool)>,
+    ) -> Self {
+        let again = Instant::now() + HOST_AGAIN;
+        let is_beside = hosted.as_ref().is_some_and(|(_, is_beside)| *is_beside);
+        Self {
+            shared,
+            local,
+            udp,
+            answer_within,
+            paused_until: hosted.is_none().then_some(again),
+            listener: hosted.map(|(listener, _)| listener),
+            plain_again: is_beside.then_some(again),
+            peers: Vec::new(),
+            next_id: 0,
+            admission: Admission::new(guests::LIMITS),
+            begun: Instant::now(),
+            clock: Clock::default(),
+            is_arrivals_turn: false,
+            #[cfg(test)]
+            handled: Vec::new(),
+        }
+    }
+
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
-            // `None` means that the program has closed the thread's descriptors, as daemons do.
-            let Some((is_called, ready)) = self.wait() else { return self.note_end() };
-            for index in ready {
-                self.listen_to(index);
+            if !self.round() {
+                return self.note_end();
             }
-            let wishes = std::mem::take(&mut *lock(&self.shared.wishes));
-            for wish in wishes {
-                self.grant(wish);
-            }
-            if is_called {
-                self.accept();
-            }
-            self.tidy();
         }
+    }
+
+    /// Waits for the next event, and handles all invited devices and peers, but at most one guest. Returns false if the
+    /// program has closed the thread's descriptors, as daemons do.
+    fn round(&mut self) -> bool {
+        let Some((is_called, ready)) = self.wait() else { return false };
+        let (guests, devices): (Vec<_>, Vec<_>) =
+            ready.into_iter().partition(|&index| self.peers[index].guest.is_some());
+        for index in devices {
+            self.listen_to(index);
+        }
+        self.handle_guest(is_called, &guests);
+        let wishes = std::mem::take(&mut *lock(&self.shared.wishes));
+        for wish in wishes {
+            self.grant(wish);
+        }
+        self.tidy();
+        true
     }
 
     /// Waits for the next event. Returns whether a guest has connected, and the indices of the peers that have sent a
     /// message. Returns `None` if the program has closed the thread's descriptors.
-    fn wait(&self) -> Option<(bool, Vec<usize>)> {
-        let until =
-            self.peers.iter().filter_map(|peer| peer.until).chain(self.paused_until).chain(self.plain_again).min();
+    fn wait(&mut self) -> Option<(bool, Vec<usize>)> {
+        // Without room, guests wait in the queue of the listener. If the queue is full, the kernel refuses them.
+        let takes_guests = self.paused_until.is_none() && self.has_room();
+        let own = [self.paused_until, self.plain_again, self.guests_wake_at()].into_iter().flatten();
+        let until = self.peers.iter().filter_map(|peer| peer.until).chain(own).min();
         let timeout = until.map_or(PollTimeout::NONE, |until| {
-            let left = until.saturating_duration_since(Instant::now()).as_millis() as u64 + 1;
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            let left = until.saturating_duration_since(Instant::now());
+            let rounded = left + Duration::from_micros(if left.is_zero() { 0 } else { 999 });
+            PollTimeout::try_from(rounded).unwrap_or(PollTimeout::MAX)
         });
         let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![watched(self.shared.kick.as_fd())];
         fds.extend(self.peers.iter().map(|peer| watched(peer.connection.as_fd())));
-        // Without room, guests wait in the queue of the listener. If the queue is full, the kernel refuses them.
-        let takes_guests = self.paused_until.is_none() && self.has_room();
         fds.extend(self.listener.as_ref().filter(|_| takes_guests).map(|listener| watched(listener.as_fd())));
-        match poll(&mut fds, timeout) {
+        let waited = poll(&mut fds, timeout);
+        let now = self.begun.elapsed();
+        match waited {
+            Ok(0) => self.clock.wait_until(now),
+            // The process may have been stopped during the wait, so a long wait does not count in full.
+            _ => {
+                self.clock.return_at(now);
+            }
+        }
+        match waited {
             Ok(_) => {}
             Err(nix::Error::EINTR) => return Some((false, Vec::new())),
             Err(_) => {
@@ -158,14 +207,6 @@ impl Host {
         are_intact.then(|| (listener.iter().any(ready), peers))
     }
 
-    /// Returns whether a further guest is allowed: peers, guests and unread reports must be below their limits.
-    fn has_room(&self) -> bool {
-        let is_guest = |peer: &&Peer| matches!(peer.stage, Stage::Guest | Stage::Asked { .. });
-        self.peers.len() < peers_max()
-            && self.peers.iter().filter(is_guest).count() < GUESTS_MAX
-            && self.shared.reports.iter().map(|reports| reports.waiting()).sum::<usize>() < PEERS_MAX
-    }
-
     /// Reports to all links that the thread ends.
     fn note_end(&self) {
         self.shared.reports.iter().for_each(|reports| reports.add(News::Ended));
@@ -178,49 +219,6 @@ impl Host {
         // The engine's driver may be asleep. This datagram to its socket wakes it.
         if self.udp.is_intact() {
             send_alone(self.udp.as_fd(), self.local, self.local.ip(), &Datagram::Wake { to: own }.to_bytes());
-        }
-    }
-
-    fn accept(&mut self) {
-        // Guests of other users are disconnected at once, so they do not count as guests. Such guests may connect again
-        // and again, so the loop is limited.
-        for _ in 0..GUESTS_MAX {
-            if !self.has_room() {
-                break;
-            }
-            let Some(listener) = &self.listener else { return };
-            let opening = Opening::begin();
-            let accepted = listener.expect_intact().and_then(|()| sys::accept(listener.as_fd()));
-            let accepted = accepted.map(|connection| OwnProcess::new(connection, &opening));
-            drop(opening);
-            match accepted.map_err(|error| nix::Error::try_from(error).unwrap_or(nix::Error::UnknownErrno)) {
-                Ok(connection) => {
-                    if check_user(&connection).is_ok() {
-                        let until = Some(Instant::now() + GUEST_WITHIN);
-                        self.peers.push(Peer { connection, until, stage: Stage::Guest });
-                    }
-                }
-                Err(nix::Error::EAGAIN | nix::Error::EINTR | nix::Error::ECONNABORTED) => return,
-                Err(nix::Error::EBADF | nix::Error::ENOTSOCK | nix::Error::EINVAL | nix::Error::EOPNOTSUPP) => {
-                    // The program has closed the listener's descriptor.
-                    self.listener = None;
-                    self.paused_until = Some(Instant::now() + HOST_AGAIN);
-                    return;
-                }
-                Err(_) => {
-                    // No descriptor or no memory is left. Without a pause, the waiting guests would keep this thread
-                    // busy.
-                    self.paused_until = Some(Instant::now() + PAUSE);
-                    return;
-                }
-            }
-        }
-        if self.has_room() {
-            return;
-        }
-        let soon = Instant::now() + CROWDED_WITHIN;
-        for peer in self.peers.iter_mut().filter(|peer| matches!(peer.stage, Stage::Guest)) {
-            peer.until = peer.until.map(|until| until.min(soon));
         }
     }
 
@@ -293,7 +291,7 @@ impl Host {
         })?;
         let stage = Stage::Invited { own, peer: guest, mapping, nonce, is_welcome: false, is_late: false };
         let until = Some(Instant::now() + self.answer_within);
-        Ok(Some(Peer { connection, until, stage }))
+        Ok(Some(Peer { connection, until, guest: None, stage }))
     }
 
     /// Handles the next message of a peer.
@@ -320,7 +318,9 @@ impl Host {
                 };
                 let guest = PathEnd { address, engine: from };
                 peer.stage = Stage::Asked { own: to, peer: guest, mapping, nonce: asked };
-                peer.until = Some(Instant::now() + GUEST_WITHIN);
+                if let Some(number) = peer.guest {
+                    self.admission.heard(number, self.clock.counted(), Progress::Step);
+                }
                 let challenge = Datagram::Challenge { to: from, invited: nonce, asked };
                 if !send_alone(self.udp.as_fd(), self.local, address, &challenge.to_bytes()) {
                     self.fail(index, ""); // the guest sees the end, and invites this device again
@@ -350,6 +350,7 @@ impl Host {
     fn share(&mut self, index: usize) {
         let id = self.next_id;
         self.next_id += 1;
+        self.end_visit(index);
         let peer = &mut self.peers[index];
         peer.until = None;
         let (own, end, mapping, made_here) = match std::mem::replace(&mut peer.stage, Stage::Over) {
@@ -369,6 +370,7 @@ impl Host {
     /// Ends the exchange with a peer, and reports the end to the link. [`tidy`](Self::tidy) removes the peer later, so
     /// that the indices of other peers stay valid.
     fn end(&mut self, index: usize, why: Option<String>) {
+        self.end_visit(index);
         match std::mem::replace(&mut self.peers[index].stage, Stage::Over) {
             Stage::Invited { own, peer, nonce, is_late, .. } => {
                 lock(&self.shared.awaited).remove(&nonce);
@@ -381,9 +383,10 @@ impl Host {
         }
     }
 
-    /// Ends the exchange with guests that are late, reports late invited devices as absent, and removes all peers whose
+    /// Ends the exchange with a guest that is late, reports late invited devices as absent, and removes all peers whose
     /// exchange has ended. Also accepts guests again after a pause, and tries again to listen at the name.
     fn tidy(&mut self) {
+        self.expire_guest();
         let now = Instant::now();
         let is_late = |peer: &Peer| peer.until.is_some_and(|until| until <= now);
         for index in 0..self.peers.len() {
@@ -396,10 +399,7 @@ impl Host {
             if !is_late(peer) {
                 continue;
             }
-            let Stage::Invited { own, peer: end, is_late, .. } = &mut peer.stage else {
-                self.fail(index, "the device did not answer in time");
-                continue;
-            };
+            let Stage::Invited { own, peer: end, is_late, .. } = &mut peer.stage else { continue };
             // The peer's process may be stopped. When it continues, it still finds the invitation.
             (*is_late, peer.until) = (true, None);
             let why = Some("the device did not answer in time".to_owned());
@@ -423,7 +423,7 @@ impl Host {
             if let Ok(listener) = host(self.local) {
                 // This device now listens at the plain name. Accept the guests that have connected to the name beside
                 // it, before that listener is closed.
-                self.accept();
+                self.accept_waiting();
                 (self.listener, self.plain_again) = (Some(listener), None);
             }
         }

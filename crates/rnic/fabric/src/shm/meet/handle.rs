@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use doorbell_rnic::{EngineId, PathEnd};
 use doorbell_sync::IgnorePoison;
 use rustc_hash::FxHashSet;
 
+use super::Host;
 use super::connection::host_or_beside;
-use super::{HOST_AGAIN, Host};
 use crate::guard::spawn_without_signals;
 use crate::own_event::OwnEvent;
 use crate::own_process::OwnProcess;
@@ -66,7 +66,7 @@ impl Reports {
     }
 
     #[inline]
-    fn take(&self) -> Vec<News> {
+    pub(super) fn take(&self) -> Vec<News> {
         if !self.has_news.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -86,6 +86,18 @@ pub(super) struct MeetingState {
     /// Nonces of the invitations that no challenge has answered yet. Challenges with other nonces are ignored, since
     /// any process may send them.
     pub(super) awaited: Mutex<FxHashSet<Nonce>>,
+}
+
+impl MeetingState {
+    pub(super) fn new(engines: usize) -> io::Result<Self> {
+        Ok(Self {
+            kick: OwnEvent::new()?,
+            stop: AtomicBool::new(false),
+            reports: (0..engines).map(|_| Arc::default()).collect(),
+            wishes: Mutex::default(),
+            awaited: Mutex::default(),
+        })
+    }
 }
 
 /// The thread. The last handle that is dropped ends it.
@@ -116,13 +128,7 @@ impl Meeting {
         answer_within: Duration,
         must_host: bool,
     ) -> io::Result<(Vec<Self>, Option<io::Error>)> {
-        let shared = Arc::new(MeetingState {
-            kick: OwnEvent::new()?,
-            stop: AtomicBool::new(false),
-            reports: (0..engines).map(|_| Arc::default()).collect(),
-            wishes: Mutex::default(),
-            awaited: Mutex::default(),
-        });
+        let shared = Arc::new(MeetingState::new(engines)?);
         let mut tries = if must_host { HOST_TRIES } else { 1 };
         let (hosted, refused) = loop {
             tries -= 1;
@@ -139,18 +145,7 @@ impl Meeting {
                 Err(error) => break (None, Some(error)),
             }
         };
-        let is_beside = hosted.as_ref().is_some_and(|(_, is_beside)| *is_beside);
-        let host = Host {
-            shared: Arc::clone(&shared),
-            local,
-            udp,
-            answer_within,
-            paused_until: refused.is_some().then(|| Instant::now() + HOST_AGAIN),
-            listener: hosted.map(|(listener, _)| listener),
-            plain_again: is_beside.then(|| Instant::now() + HOST_AGAIN),
-            peers: Vec::new(),
-            next_id: 0,
-        };
+        let host = Host::new(Arc::clone(&shared), local, udp, answer_within, hosted);
         let thread = Some(spawn_without_signals(crate::MEETING_THREAD, move || host.run())?);
         let all = Arc::clone(&shared);
         let thread = Arc::new(MeetingThread { shared, thread });

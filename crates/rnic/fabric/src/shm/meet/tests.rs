@@ -1,11 +1,13 @@
 //! Tests of guests and hosts that violate the protocol. The tests construct and send each message themselves.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::IoSlice;
 use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 use std::os::fd::{BorrowedFd, RawFd};
 
+use doorbell_testing::strangers;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
@@ -15,9 +17,10 @@ use super::*;
 use crate::link::Link;
 use crate::shm::LinkChoice;
 use crate::shm::link::SharedMemoryLink;
-use crate::shm::link::tests::{PORT, eventually, link, link_at, now_ns, send as exchange};
+use crate::shm::link::tests::{PORT, Plain, eventually, link, link_at, now_ns, send as exchange};
 use crate::shm::message::MAX_BYTES;
-use crate::testing::batch_of;
+use crate::shm::sys;
+use crate::testing::{batch_of, packet};
 use crate::{BindRequest, bind as bind_udp};
 
 /// Returns the address and port of a device.
@@ -225,7 +228,164 @@ fn silent_guests_do_not_block_others() {
     for guest in &silent {
         ended += usize::from(matches!(hear(guest), Heard::Ended));
     }
-    assert!(ended > GUESTS_MAX, "{ended} connections were closed");
+    assert!(ended > guests::LIMITS.visitors, "{ended} connections were closed");
+}
+
+/// A stranger of the device's own user. It attaches a file with rings to each message.
+struct Stranger {
+    connection: OwnProcess,
+    ring: RawFd,
+}
+
+impl io::Write for Stranger {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let rights = [self.ring];
+        let rights = [ControlMessage::ScmRights(&rights)];
+        let connection = self.connection.as_fd().as_raw_fd();
+        Ok(sendmsg::<()>(connection, &[IoSlice::new(bytes)], &rights, MsgFlags::MSG_NOSIGNAL, None)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Some of the strangers send an invitation that fits, and never prove their address.
+#[test]
+fn a_device_is_met_beside_strangers() {
+    let mut host = link();
+    let local = local_of(&host);
+    let (_mapping, ring) = Mapping::create().unwrap();
+    let ring = ring.as_raw_fd();
+    let connect = || {
+        let called = call_at(name_of(local.ip(), local.port()).as_bytes()).map_err(io::Error::other)?;
+        called.map(|connection| Stranger { connection, ring }).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
+    };
+    strangers::beside_on(connect, &hello_from([127, 77, 43, 12].into()).to_bytes(), || {
+        exchange(&mut link(), &mut host, &[12]);
+        let mut seen = Plain::default();
+        eventually("the packet arrives through memory", || host.receive(now_ns(), &mut seen).unwrap() > 0);
+        assert_eq!(seen.0, [packet(0, 12)]);
+    });
+    assert_eq!(host.link_counters().shared_memory_refused, 0, "a device counts as refused");
+}
+
+/// A host whose thread is the test, and strangers of the own user.
+struct Crowd {
+    host: Host,
+    local: SocketAddr,
+    ring: OwnedFd,
+    /// Strangers that have sent nothing, the oldest first.
+    silent: VecDeque<OwnProcess>,
+    strangers: Vec<OwnProcess>,
+    /// Number of the next guest.
+    next: Number,
+    _mapping: Mapping,
+    _udp: crate::UdpLink,
+}
+
+impl Crowd {
+    fn new() -> Self {
+        let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+        let local = udp.local_socket_address();
+        let shared = Arc::new(MeetingState::new(1).unwrap());
+        let hosted = Some(connection::host_or_beside(local).unwrap());
+        let within = Duration::from_secs(60);
+        let mut host = Host::new(shared, local, udp.readable().unwrap(), within, hosted);
+        host.admission.set_total(within);
+        let (mapping, ring) = Mapping::create().unwrap();
+        let (silent, strangers) = (VecDeque::new(), Vec::new());
+        Self { host, local, ring, silent, strangers, next: 0, _mapping: mapping, _udp: udp }
+    }
+
+    fn connect(&mut self) -> (OwnProcess, Number) {
+        self.next += 1;
+        (call(self.local), self.next - 1)
+    }
+
+    fn invite(&self, stranger: &OwnProcess) {
+        send(stranger, hello_from([127, 77, 43, 13].into()), Some(self.ring.as_raw_fd())).unwrap();
+    }
+
+    /// Connects a further stranger. Every second one sends an invitation.
+    fn add_stranger(&mut self) {
+        let (stranger, number) = self.connect();
+        if number % 2 == 0 {
+            self.silent.push_back(stranger);
+        } else {
+            self.invite(&stranger);
+            self.strangers.push(stranger);
+        }
+    }
+
+    /// Lets the host do one round, without waiting.
+    fn round(&mut self) {
+        self.host.shared.kick.signal();
+        assert!(self.host.round());
+    }
+
+    /// Lets the host work until it has handled all that was sent.
+    fn settle(&mut self) {
+        let is_ready = |connection: &OwnProcess| {
+            let mut fds = [PollFd::new(connection.as_fd(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::ZERO).unwrap() > 0
+        };
+        eventually("the host has handled all guests", || {
+            self.round();
+            let connections = self.host.peers.iter().map(|peer| &peer.connection);
+            !connections.chain(&self.host.listener).any(is_ready)
+        });
+    }
+
+    /// Lets the host work until `is_over`. Before each round, a stranger connects, and up to five that were silent send an
+    /// invitation. Returns the number of guests other than `own` that the host has handled.
+    fn handled_until(&mut self, own: Number, is_over: impl Fn(&Host) -> bool) -> usize {
+        self.host.handled.clear();
+        for _ in 0..30 {
+            self.add_stranger();
+            for stranger in self.silent.drain(..self.silent.len().min(5)).collect::<Vec<_>>() {
+                self.invite(&stranger);
+                self.strangers.push(stranger);
+            }
+            self.round();
+            if is_over(&self.host) {
+                return self.host.handled.iter().filter(|&&number| number != own).count();
+            }
+        }
+        panic!("30 rounds did not handle the guest, but {} strangers", self.host.handled.len());
+    }
+}
+
+/// Strangers flood the host with connections and invitations. Between two steps of an honest guest, the host handles at
+/// most one of them. The arrival of the guest is its first step.
+#[test]
+fn an_honest_guest_waits_for_at_most_one_stranger_per_step() {
+    let mut crowd = Crowd::new();
+    let mut bytes = [0; MAX_BYTES];
+    for octet in 14..18 {
+        let address = Ipv4Addr::new(127, 77, 43, octet);
+        let udp = UdpSocket::bind((address, PORT)).unwrap();
+        (0..30).for_each(|_| crowd.add_stranger());
+        // The queue of connections has an order, so no other connection may be in it.
+        crowd.settle();
+        let (guest, own) = crowd.connect();
+        let is_in = |host: &Host| host.peers.iter().any(|peer| peer.guest == Some(own));
+        let before_arrival = crowd.handled_until(own, is_in);
+        send(&guest, hello_from(address.into()), Some(crowd.ring.as_raw_fd())).unwrap();
+        let before_invitation = crowd.handled_until(own, |host| host.handled.contains(&own));
+        assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, answer: Answer::Accepted }));
+        let (length, _) = udp.recv_from(&mut bytes).unwrap();
+        let Some(Datagram::Challenge { asked, .. }) = Datagram::parse(&bytes[..length]) else { panic!("no challenge") };
+        send(&guest, Message::Proof { nonce: asked }, None).unwrap();
+        let before_proof = crowd.handled_until(own, |host| host.handled.contains(&own));
+        let is_it = |news: &News| matches!(news, News::Arrived { peer, .. } if peer.address == IpAddr::from(address));
+        assert!(crowd.host.shared.reports[0].take().iter().any(is_it));
+        let between = [before_arrival, before_invitation, before_proof];
+        assert!(between.iter().all(|&count| count <= 1), "{between:?} strangers were handled before the three steps");
+        crowd.strangers.clear();
+        crowd.silent.clear();
+        crowd.settle();
+    }
 }
 
 /// Last step of the exchange that a host makes before its process is stopped.
@@ -358,7 +518,7 @@ fn a_closed_listener_is_recreated() {
     let fd = files.map(|file| file.file_name().to_string_lossy().parse().unwrap()).find(is_it).unwrap();
     // Replace the descriptor by another file, as a program might that closes all descriptors.
     let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
-    let taken = crate::shm::sys::replace(fd, file.as_fd());
+    let taken = sys::replace(fd, file.as_fd());
     // The thread may still sleep on the old socket. A guest that connects wakes it.
     let _ = call_at(name_of(local_of(&host).ip(), PORT).as_bytes());
     eventually("the host has its name again", || {

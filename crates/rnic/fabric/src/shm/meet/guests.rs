@@ -1,0 +1,129 @@
+//! Guests of a device: processes that have connected to the device's name and have not proved their address yet.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use doorbell_admission::{Limits, Number};
+
+use super::connection::check_user;
+use super::{HOST_AGAIN, Host, PAUSE, PEERS_MAX, Peer, Stage, peers_max};
+use crate::own_process::{Opening, OwnProcess};
+use crate::shm::sys;
+
+/// Bounds on guests. Further guests wait in the queue of the listener.
+pub(super) const LIMITS: Limits =
+    Limits { visitors: 64, stepped: usize::MAX, total: Duration::from_secs(2), patience: Duration::from_millis(100) };
+
+impl Host {
+    /// Returns whether a further guest is allowed: peers, guests and unread reports must be below their limits.
+    pub(super) fn has_room(&self) -> bool {
+        self.peers.len() < peers_max()
+            && self.admission.has_place(self.clock.counted())
+            && self.shared.reports.iter().map(|reports| reports.waiting()).sum::<usize>() < PEERS_MAX
+    }
+
+    /// Returns the time at which the deadline of a guest passes, or at which a guest makes room for another one.
+    pub(super) fn guests_wake_at(&self) -> Option<Instant> {
+        let place_at = Some(self.admission.place_at()).filter(|&at| at > self.clock.counted());
+        let at = self.admission.deadline().into_iter().chain(place_at).min()?;
+        self.begun.checked_add(self.clock.real(at))
+    }
+
+    /// Handles one of the `ready` guests, or accepts a guest if one has connected.
+    pub(super) fn handle_guest(&mut self, is_called: bool, ready: &[usize]) {
+        let numbers = ready.iter().filter_map(|&index| self.peers[index].guest);
+        let chosen = if is_called && self.is_arrivals_turn { None } else { self.admission.choose(numbers) };
+        self.is_arrivals_turn = chosen.is_some();
+        match chosen {
+            Some(number) => self.hear_guest(number),
+            None if is_called => {
+                self.accept();
+            }
+            None => {}
+        }
+    }
+
+    /// Accepts the guests that wait in the queue of the listener.
+    pub(super) fn accept_waiting(&mut self) {
+        // Guests of other users may connect again and again, so the loop is limited.
+        for _ in 0..LIMITS.visitors {
+            if !self.has_room() || !self.accept() {
+                break;
+            }
+        }
+    }
+
+    /// Accepts a guest. If there is no room, first disconnects the guest that has been silent for the longest time.
+    /// Returns whether a connection has left the queue of the listener.
+    fn accept(&mut self) -> bool {
+        if let Some(number) = self.admission.in_the_way() {
+            // The next message of this guest may have just arrived, so the guest gets a last turn.
+            self.hear_guest(number);
+            if self.admission.in_the_way() == Some(number) && self.has_room() {
+                self.disconnect(number);
+            }
+            if self.admission.in_the_way().is_some() {
+                return false;
+            }
+        }
+        let Some(listener) = &self.listener else { return false };
+        let opening = Opening::begin();
+        let accepted = listener.expect_intact().and_then(|()| sys::accept(listener.as_fd()));
+        let accepted = accepted.map(|connection| OwnProcess::new(connection, &opening));
+        drop(opening);
+        match accepted.map_err(|error| nix::Error::try_from(error).unwrap_or(nix::Error::UnknownErrno)) {
+            Ok(connection) => {
+                // Guests of other users are disconnected at once.
+                if check_user(&connection).is_ok() {
+                    let number = self.admission.arrive(self.clock.counted());
+                    self.peers.push(Peer { connection, until: None, guest: Some(number), stage: Stage::Guest });
+                    self.hear_guest(number);
+                }
+                return true;
+            }
+            Err(nix::Error::EAGAIN | nix::Error::EINTR | nix::Error::ECONNABORTED) => {}
+            Err(nix::Error::EBADF | nix::Error::ENOTSOCK | nix::Error::EINVAL | nix::Error::EOPNOTSUPP) => {
+                // The program has closed the listener's descriptor.
+                self.listener = None;
+                self.paused_until = Some(Instant::now() + HOST_AGAIN);
+            }
+            // No descriptor or no memory is left. Without a pause, the waiting guests would keep this thread busy.
+            Err(_) => self.paused_until = Some(Instant::now() + PAUSE),
+        }
+        false
+    }
+
+    /// Handles the next message of a guest.
+    fn hear_guest(&mut self, number: Number) {
+        let Some(index) = self.index_of(number) else { return };
+        #[cfg(test)]
+        self.handled.push(number);
+        self.listen_to(index);
+    }
+
+    /// Disconnects a guest whose time has passed, after a last turn.
+    pub(super) fn expire_guest(&mut self) {
+        let expired = self.admission.expired(self.clock.counted()).next();
+        if let Some(number) = expired {
+            self.hear_guest(number);
+            self.disconnect(number);
+        }
+    }
+
+    fn disconnect(&mut self, number: Number) {
+        if let Some(index) = self.index_of(number) {
+            self.fail(index, "");
+        }
+    }
+
+    fn index_of(&self, number: Number) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.guest == Some(number))
+    }
+
+    /// Removes a peer from the guests, since it has proved its address, or its exchange has ended.
+    pub(super) fn end_visit(&mut self, index: usize) {
+        if let Some(number) = self.peers[index].guest.take() {
+            self.admission.leave(number);
+        }
+    }
+}
