@@ -30,6 +30,8 @@ const CONTROL: usize = 4096;
 const RING: usize = 2 << 20;
 const FILE: usize = CONTROL + 2 * RING;
 const MAGIC: &[u8] = b"\xffdoorbel";
+/// The magic bytes of a datagram to the first engine, whose number is in four bits of them.
+const MAGIC_TO_ENGINE_0: &[u8] = b"\xffdoor\x02el";
 
 /// Number of rounds of each kind of attack.
 const ROUNDS: usize = 3000;
@@ -58,23 +60,23 @@ impl Raw {
         nix::unistd::ftruncate(&file, FILE as i64).unwrap();
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
-        // Hello of the peer: kind 1, version 1, the peer's address, its port, a nonce.
+        // Hello of the peer: kind 1, version 2, the peer's address, its port, a nonce, and the engines of both ends.
         let address = own.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped().octets();
         let nonce = [7; 16];
-        let hello = [MAGIC, &[1, 1, 0], &address, &PORT.to_le_bytes(), &nonce].concat();
+        let hello = [MAGIC, &[1, 2, 0], &address, &PORT.to_le_bytes(), &nonce, &[0, 0]].concat();
         let rights = [file.as_raw_fd()];
         let control = [ControlMessage::ScmRights(&rights)];
         sendmsg::<()>(connection.as_raw_fd(), &[IoSlice::new(&hello)], &control, MsgFlags::empty(), None).unwrap();
-        // Welcome of the device: kind 2, version 1, accepted.
+        // Welcome of the device: kind 2, version 2, accepted.
         let mut welcome = [0; 64];
         let mut vector = [IoSliceMut::new(&mut welcome)];
         let length = recvmsg::<()>(connection.as_raw_fd(), &mut vector, None, MsgFlags::empty()).unwrap().bytes;
-        assert_eq!(&welcome[..length], [MAGIC, &[2, 1, 0, 1]].concat());
+        assert_eq!(&welcome[..length], [MAGIC, &[2, 2, 0, 1]].concat());
         // Challenge of the device: kind 4, the peer's nonce, the device's nonce. Proof of the peer: kind 3, the
         // device's nonce.
         let mut challenge = [0; 64];
         let length = udp.recv(&mut challenge).unwrap();
-        assert_eq!(&challenge[..25], [MAGIC, &[4], &nonce].concat());
+        assert_eq!(&challenge[..25], [MAGIC_TO_ENGINE_0, &[4], &nonce].concat());
         let proof = [MAGIC, &[3], &challenge[25..length]].concat();
         sendmsg::<()>(connection.as_raw_fd(), &[IoSlice::new(&proof)], &[], MsgFlags::empty(), None).unwrap();
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
