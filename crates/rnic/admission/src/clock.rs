@@ -38,7 +38,8 @@ impl Clock {
         self.counted
     }
 
-    /// Returns the real time at which the counted time becomes `counted`, if the listener waits for visitors until then.
+    /// Returns the real time at which the counted time becomes `counted`, if the listener waits for visitors until
+    /// then.
     pub fn real(&self, counted: Duration) -> Duration {
         self.seen.saturating_add(counted.saturating_sub(self.counted))
     }

@@ -531,8 +531,8 @@ mod tests {
         assert_eq!(private_path(root.path(), "theirs").unwrap(), own);
     }
 
-    /// NFS with root_squash gives files that root creates to another user. The file system user of a thread has the same
-    /// effect.
+    /// NFS with root_squash gives files that root creates to another user. The file system user of a thread has the
+    /// same effect.
     #[test]
     fn a_new_directory_of_a_mapped_user_is_an_error_with_a_way_out() {
         if !doorbell_testing::root_or_leave_out("tests that change the owner of files") {
@@ -541,7 +541,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let create = || {
-            nix::unistd::setfsuid(65_534.into());
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
             let of_study = own_directory(&root.path().join("study"));
             [of_study, private_directory(root.path(), "private").map(drop)]
         };

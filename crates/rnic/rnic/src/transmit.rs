@@ -115,8 +115,8 @@ impl TransmitInfo {
     }
 }
 
-/// Memory that a link lends to a batch for the runs to one engine of a device. The link sends these runs as records: each
-/// record begins at a multiple of `align_bytes`, with `before_bytes` of the link, and the packets follow without
+/// Memory that a link lends to a batch for the runs to one engine of a device. The link sends these runs as records.
+/// Each record begins at a multiple of `align_bytes`, with `before_bytes` of the link, and the packets follow without
 /// trailers. So long payloads are copied once, from the region to the record.
 #[derive(Debug)]
 pub struct Loan {

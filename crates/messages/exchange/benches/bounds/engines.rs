@@ -1,5 +1,5 @@
-//! The rate of 1, 2, 4 and 8 threads, each with a queue pair of its own: on one device with one engine, on one device
-//! with an engine for each thread, and on a device for each thread.
+//! The rate of 1, 2, 4 and 8 threads, each with a queue pair of its own. They use one device with one engine, one
+//! device with an engine for each thread, or a device for each thread.
 //!
 //! Threads with a device each share no lock, no timers and no link. So they bound the rate of one device with several
 //! engines, which still share regions and domains. The ratio of their rate and that of one engine is an upper bound of

@@ -1,6 +1,6 @@
-//! Measures several engines per device, and the bounds of two designs that the software RNIC does not have. The first is
-//! messages that one copy places in the memory of the peer. The second is sends over UDP whose payloads the kernel takes
-//! from the region.
+//! Measures several engines per device, and the bounds of two designs that the software RNIC does not have. The first
+//! is messages that one copy places in the memory of the peer. The second is sends over UDP whose payloads the kernel
+//! takes from the region.
 //!
 //! ```console
 //! $ cargo bench -p doorbell-exchange --bench bounds -- engines [ROUNDS]

@@ -56,8 +56,8 @@ enum Stage {
     /// memory with the engine `own`.
     Asked { own: EngineId, peer: PathEnd, mapping: Mapping, nonce: Nonce },
     /// A device that this device has invited, for the engine `own`. `is_welcome` states whether the invited device has
-    /// accepted. Once `is_late` is true, packets no longer wait for its answer. The answer may still come, so the device
-    /// is invited again only if it has accepted.
+    /// accepted. Once `is_late` is true, packets no longer wait for its answer. The answer may still come, so the
+    /// device is invited again only if it has accepted.
     Invited { own: EngineId, peer: PathEnd, mapping: Mapping, nonce: Nonce, is_welcome: bool, is_late: bool },
     /// The peer shares memory with the engine `own`.
     Sharing { id: u64, own: EngineId },
@@ -102,8 +102,8 @@ struct Host {
 }
 
 impl Host {
-    /// Makes the state of the thread. `hosted` is the socket that listens for guests, and whether its name is one beside
-    /// the device's name.
+    /// Makes the state of the thread. `hosted` is the socket that listens for guests, and whether its name is one
+    /// beside the device's name.
     fn new(
         shared: Arc<MeetingState>,
         local: SocketAddr,

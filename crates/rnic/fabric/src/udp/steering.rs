@@ -18,7 +18,8 @@ pub(crate) const ENGINE_BYTE_AT: usize = 5;
 fn program(engines: u32) -> [libc::sock_filter; 5] {
     let step = |code: u32, jt, k| libc::sock_filter { code: code as u16, jt, jf: 0, k };
     [
-        step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, ENGINE_BYTE_AT as u32), // a datagram that is too short yields 0
+        // A datagram that is too short yields 0.
+        step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, ENGINE_BYTE_AT as u32),
         step(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 0, 4),
         step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 1, engines),
         step(libc::BPF_RET | libc::BPF_A, 0, 0),

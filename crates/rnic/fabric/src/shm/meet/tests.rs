@@ -337,8 +337,8 @@ impl Crowd {
         });
     }
 
-    /// Lets the host work until `is_over`. Before each round, a stranger connects, and up to five that were silent send an
-    /// invitation. Returns the number of guests other than `own` that the host has handled.
+    /// Lets the host work until `is_over`. Before each round, a stranger connects, and up to five that were silent send
+    /// an invitation. Returns the number of guests other than `own` that the host has handled.
     fn handled_until(&mut self, own: Number, is_over: impl Fn(&Host) -> bool) -> usize {
         self.host.handled.clear();
         for _ in 0..30 {
