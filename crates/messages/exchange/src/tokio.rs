@@ -82,6 +82,15 @@ impl Waiter for TokioWaiter {
     }
 }
 
+/// A wait for visitors. The lobby counts its time when the wait ends, also if the caller drops the future.
+struct Wait<'a, O: Opening>(&'a mut AsyncFd<Lobby<O>>);
+
+impl<O: Opening> Drop for Wait<'_, O> {
+    fn drop(&mut self) {
+        self.0.get_mut().waited();
+    }
+}
+
 /// A [`Lobby`] whose visitors a task of tokio's runtime handles.
 #[derive(Debug)]
 pub struct TokioLobby<O>(AsyncFd<Lobby<O>>);
@@ -119,15 +128,39 @@ impl<O: Opening> TokioLobby<O> {
                 Step::Handled => tokio::task::yield_now().await,
                 Step::Idle => {
                     let wakes_at = self.0.get_ref().wakes_at();
-                    let readable = async { self.0.readable().await.map(|mut ready| ready.clear_ready()) };
+                    let wait = Wait(&mut self.0);
+                    let readable = async { wait.0.readable().await.map(|mut ready| ready.clear_ready()) };
                     match wakes_at {
                         // From the instant `at` on, `step` has work.
                         Some(at) => timeout_at(at.into(), readable).await.unwrap_or(Ok(()))?,
                         None => readable.await?,
                     }
-                    self.0.get_mut().waited();
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::admission::{Hello, Limits};
+
+    #[test]
+    fn a_wait_that_is_dropped_counts_against_the_visitors() {
+        let wait = Duration::from_secs(1);
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let _visitor = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let limits = Limits { total: Duration::MAX, ..Limits::default() };
+            let mut lobby = TokioLobby::new(Lobby::new(listener, Hello::new(1), limits).unwrap()).unwrap();
+            assert!(tokio::time::timeout(wait, lobby.next()).await.is_err(), "a silent visitor has an event");
+            let counted = lobby.0.get_ref().counted();
+            assert!(counted > wait / 2, "{counted:?} of {wait:?} count");
+        });
     }
 }

@@ -22,6 +22,9 @@ const PIECE: usize = 64 << 10;
 /// kernel would reset the connection, and the visitor could not read the reason of its dismissal.
 const DROPPED_MAX: usize = 64 << 10;
 
+/// Remaining time of a client whose deadline lies beyond the range of `Instant`.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Maximum number of connections that the kernel queues for a listener. `net.core.somaxconn` may reduce it.
 const BACKLOG: i32 = 4096;
 
@@ -225,7 +228,8 @@ impl<O: Opening> Lobby<O> {
         }
     }
 
-    /// Handles one visitor or accepts one connection, without waiting.
+    /// Handles one visitor or accepts one connection, without waiting. A caller that waits for visitors between two
+    /// calls calls [`waited`](Self::waited) after each wait.
     ///
     /// # Errors
     ///
@@ -260,6 +264,11 @@ impl<O: Opening> Lobby<O> {
     /// this call, a tenth of a second counts at most.
     pub fn waited(&mut self) {
         self.clock.wait_until(self.begun.elapsed());
+    }
+
+    #[cfg(test)]
+    pub(crate) fn counted(&self) -> Duration {
+        self.clock.counted()
     }
 
     /// Returns the time at which [`step`](Self::step) has work even if no stream is ready.
@@ -446,7 +455,8 @@ impl<O: Opening> Lobby<O> {
                 self.part(number, ended.map_or_else(Why::Ended, Why::Refused))
             }
             Turn::Admitted(opening) => {
-                let until = self.begun + self.clock.real(self.admission.until(number).unwrap_or(now));
+                let until = self.clock.real(self.admission.until(number).unwrap_or(now));
+                let until = self.begun.checked_add(until).unwrap_or_else(|| Instant::now() + NEVER);
                 self.admission.leave(number);
                 let Guest { stream, from, .. } = self.guests.remove(&number)?;
                 let released = self.epoll.delete(&stream).map_err(io::Error::from);
