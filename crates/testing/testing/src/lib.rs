@@ -12,7 +12,9 @@ mod rng;
 pub mod seeds;
 pub mod strangers;
 pub mod trace;
+mod user;
 
 pub use connection::ConnectionEnd;
 pub use left_out::{leave_out, root_or_leave_out};
 pub use rng::Rng;
+pub use user::as_user;

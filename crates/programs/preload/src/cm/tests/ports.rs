@@ -404,15 +404,12 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
 
 /// Binds an abstract name as another user, and listens at that name.
 fn squat(name: &str, user: u32) -> socket2::Socket {
-    let take = || {
-        // SAFETY: only the calling thread becomes another user, and that thread ends below.
-        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
+    doorbell_testing::as_user(user, || {
         let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
         socket.bind(&socket2::SockAddr::unix(format!("\0doorbell-cm/{name}")).unwrap()).unwrap();
         socket.listen(1).unwrap();
         socket
-    };
-    std::thread::scope(|scope| scope.spawn(take).join().unwrap())
+    })
 }
 
 /// Returns whether a client has connected to another user's socket.

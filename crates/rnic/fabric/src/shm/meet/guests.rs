@@ -53,16 +53,13 @@ impl Host {
         }
     }
 
-    /// Accepts a guest. If there is no room, first disconnects the guest that has been silent for the longest time.
-    /// Returns whether a connection has left the queue of the listener.
+    /// Accepts a guest. If there is no room, disconnects the guest that has been silent for the longest time. Returns
+    /// whether a connection has left the queue of the listener.
     fn accept(&mut self) -> bool {
         if let Some(number) = self.admission.in_the_way() {
             // The next message of this guest may have just arrived, so the guest gets a last turn.
             self.hear_guest(number);
-            if self.admission.in_the_way() == Some(number) && self.has_room() {
-                self.disconnect(number);
-            }
-            if self.admission.in_the_way().is_some() {
+            if self.admission.in_the_way().is_some_and(|left| left != number || !self.has_room()) {
                 return false;
             }
         }
@@ -73,8 +70,11 @@ impl Host {
         drop(opening);
         match accepted.map_err(|error| nix::Error::try_from(error).unwrap_or(nix::Error::UnknownErrno)) {
             Ok(connection) => {
-                // Guests of other users are disconnected at once.
+                // Guests of other users are disconnected at once, and displace no guest.
                 if check_user(&connection).is_ok() {
+                    if let Some(number) = self.admission.in_the_way() {
+                        self.disconnect(number);
+                    }
                     let number = self.admission.arrive(self.clock.counted());
                     self.peers.push(Peer { connection, until: None, guest: Some(number), stage: Stage::Guest });
                     self.hear_guest(number);

@@ -388,6 +388,35 @@ fn an_honest_guest_waits_for_at_most_one_stranger_per_step() {
     }
 }
 
+/// All places of a host are taken by silent guests, the oldest of which may be evicted.
+#[test]
+fn a_guest_of_another_user_displaces_no_guest() {
+    if !doorbell_testing::root_or_leave_out("tests that become another user") {
+        return;
+    }
+    let mut crowd = Crowd::new();
+    let _guests: Vec<_> = (0..guests::LIMITS.visitors).map(|_| crowd.connect()).collect();
+    crowd.settle();
+    eventually("the oldest guest may be evicted", || {
+        crowd.round();
+        crowd.host.admission.place_at() <= crowd.host.clock.counted()
+    });
+    let local = crowd.local;
+    let other = doorbell_testing::as_user(65_534, || call(local));
+    eventually("the guest of the other user is disconnected", || {
+        crowd.round();
+        matches!(connection::hear(&other), connection::Heard::Ended)
+    });
+    let is_in = |host: &Host, number| host.peers.iter().any(|peer| peer.guest == Some(number));
+    assert!((0..guests::LIMITS.visitors as Number).all(|number| is_in(&crowd.host, number)), "a guest was evicted");
+    let (_own, number) = crowd.connect();
+    eventually("a guest of the own user takes the place of the oldest", || {
+        crowd.round();
+        is_in(&crowd.host, number)
+    });
+    assert!(!is_in(&crowd.host, 0) && is_in(&crowd.host, 1));
+}
+
 /// Last step of the exchange that a host makes before its process is stopped.
 enum StopsAfter {
     Nothing,
