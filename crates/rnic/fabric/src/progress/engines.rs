@@ -127,11 +127,12 @@ impl DrivenRnic {
     ///
     /// The operating system provides no thread, or cannot block the signals of a new thread.
     pub fn begin(&self) -> io::Result<()> {
+        // A forked child has no sockets. Its copy of the lock may be held for ever by a thread that it lacks.
+        if self.shared.process != std::process::id() {
+            return Ok(());
+        }
         let mut thread = self.thread.lock().ignore_poison();
         let EngineThread::Waiting(readable) = &*thread else { return Ok(()) };
-        if self.shared.process != std::process::id() {
-            return Ok(()); // a forked child has no sockets
-        }
         let (shared, readable) = (Arc::clone(&self.shared), Arc::clone(readable));
         let run = move || shared.run(&readable);
         *thread = EngineThread::Running(guard::spawn_without_signals(crate::DRIVER_THREAD, run)?);
