@@ -51,6 +51,17 @@ fn exchange(from: &mut SharedMemoryLink, to: PathEnd, receiver: &mut SharedMemor
     assert_eq!(seen.0, [packet(0, 4108)]);
 }
 
+/// Returns the links of a device with one engine and of a device with two, which share memory, and the ends of the
+/// second device.
+fn one_and_two_engines() -> (Vec<SharedMemoryLink>, Vec<SharedMemoryLink>, [PathEnd; 2]) {
+    let (mut one, mut two) = (links(1), links(2));
+    let ends = [0, 1].map(|engine| end_of(&two, engine));
+    for (end, engine) in ends.into_iter().zip(&mut two) {
+        exchange(&mut one[0], end, engine);
+    }
+    (one, two, ends)
+}
+
 fn peers_of(link: &SharedMemoryLink) -> Vec<PathEnd> {
     link.peers.iter().flatten().map(|peer| peer.end).collect()
 }
@@ -80,11 +91,7 @@ fn pairs_of_engines_that_exchange_packets_have_rings() {
 
 #[test]
 fn a_record_wakes_only_its_engine() {
-    let (mut a, mut b) = (links(1), links(2));
-    let to = [0, 1].map(|engine| end_of(&b, engine));
-    for engine in 0..2 {
-        exchange(&mut a[0], to[engine], &mut b[engine]);
-    }
+    let (mut a, mut b, to) = one_and_two_engines();
     for link in &mut b {
         fall_asleep(link, &mut Plain::default());
     }
@@ -111,11 +118,7 @@ fn packets_to_an_engine_that_a_device_lacks_go_over_udp() {
 
 #[test]
 fn a_full_ring_delays_no_other_engine() {
-    let (mut a, mut b) = (links(1), links(2));
-    let to = [0, 1].map(|engine| end_of(&b, engine));
-    for engine in 0..2 {
-        exchange(&mut a[0], to[engine], &mut b[engine]);
-    }
+    let (mut a, mut b, to) = one_and_two_engines();
     while a[0].counters().held == 0 {
         send_to(&mut a[0], to[0], 15);
     }
