@@ -197,7 +197,8 @@ mod tests {
         let server_dies = |plan: &Plan| {
             plan.kind.programs == Programs::Soft && plan.disturbs_server && plan.kind.end == End::Dies(Signal::SIGKILL)
         };
-        reported(server_dies, ["kill -9 $$", "exit 1"], ["kill -9 $$", HANGS], "the other does not end within");
+        // On a busy machine, the killed script takes longer than the short patience too.
+        reported(server_dies, ["kill -9 $$", "exit 1"], ["kill -9 $$", HANGS], "does not end within");
     }
 
     #[test]
