@@ -1,5 +1,6 @@
 //! Helpers for the tests of Doorbell. Other crates use this crate only in tests.
 
+mod alone;
 pub mod connection;
 pub mod files;
 pub mod fuzz;
@@ -14,6 +15,7 @@ pub mod strangers;
 pub mod trace;
 mod user;
 
+pub use alone::in_own_process;
 pub use connection::ConnectionEnd;
 pub use left_out::{leave_out, root_or_leave_out};
 pub use rng::Rng;

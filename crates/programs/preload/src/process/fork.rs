@@ -205,13 +205,18 @@ mod tests {
         });
     }
 
+    /// Runs alone, since a fork within a call does not wait for other threads. If a test of another thread held a lock
+    /// of the process at that time, then the child would wait for this lock forever.
     #[test]
     fn a_fork_does_not_wait_for_calls_of_its_own_thread() {
-        let inside = Inside::new();
-        child_opens("within a call");
-        outside(|| child_opens("outside"));
-        drop(inside);
-        child_opens("afterwards");
+        let body = || {
+            let inside = Inside::new();
+            child_opens("within a call");
+            outside(|| child_opens("outside"));
+            drop(inside);
+            child_opens("afterwards");
+        };
+        doorbell_testing::in_own_process(|_| {}, body);
     }
 
     /// If the fork held back descriptors while it waits for a call, then a call that opens or closes a descriptor would

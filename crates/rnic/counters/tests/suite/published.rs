@@ -10,6 +10,7 @@ use doorbell_counters::{
     AskError, Common, DIRECTORY_VARIABLE, Monitor, Name, PortReply, PortRequest, Published, PublishedPort,
     PublishedSource, Publisher, Reading, Sample, Set, Source,
 };
+use doorbell_testing::in_own_process;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Environment variable with the address of the device to publish. It is set in the publishing process.
@@ -94,23 +95,13 @@ impl Drop for Peer {
 
 /// Runs each test in a separate process with its own directory. The environment passes the path of the directory to
 /// that process and to the publishing process that the test starts.
-fn in_own_directory(test: &str, body: impl FnOnce(&Path)) {
-    const INNER: &str = "DOORBELL_TEST_INNER";
+fn in_own_directory(body: impl FnOnce(&Path)) {
     if let Ok(address) = std::env::var(CHILD) {
         return be_the_publisher(&address);
     }
-    if let Some(directory) = std::env::var_os(INNER) {
-        return body(Path::new(&directory));
-    }
     let root = tempfile::tempdir().unwrap();
-    let directory = root.path().join("counters");
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", &format!("published::{test}"), "--nocapture"]);
-    command.env(DIRECTORY_VARIABLE, &directory).env(INNER, &directory);
-    let output = command.output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    assert!(text(&output.stdout).contains("1 passed"), "the inner test did not run: {}", text(&output.stdout));
+    let prepare = |command: &mut Command| _ = command.env(DIRECTORY_VARIABLE, root.path().join("counters"));
+    in_own_process(prepare, || body(Path::new(&std::env::var_os(DIRECTORY_VARIABLE).unwrap())));
 }
 
 fn read(source: &mut PublishedSource) -> (Vec<Sample>, Vec<String>) {
@@ -135,7 +126,7 @@ fn files(directory: &Path) -> Vec<String> {
 
 #[test]
 fn another_process_sees_published_counters() {
-    in_own_directory("another_process_sees_published_counters", |directory| {
+    in_own_directory(|directory| {
         let mut source = PublishedSource::new();
         assert!(read(&mut source).0.is_empty(), "a missing directory must give no note");
         let mut peer = Peer::start("another_process_sees_published_counters", "127.0.0.9");
@@ -164,7 +155,7 @@ fn another_process_sees_published_counters() {
 
 #[test]
 fn files_of_a_killed_process_are_recognised_and_removed() {
-    in_own_directory("files_of_a_killed_process_are_recognised_and_removed", |directory| {
+    in_own_directory(|directory| {
         let mut source = PublishedSource::new();
         let mut peer = Peer::start("files_of_a_killed_process_are_recognised_and_removed", "127.0.0.9");
         peer.tell("publish 5", "done");
@@ -188,7 +179,7 @@ fn files_of_a_killed_process_are_recognised_and_removed() {
 
 #[test]
 fn values_belong_together_while_they_are_written() {
-    in_own_directory("values_belong_together_while_they_are_written", |_| {
+    in_own_directory(|_| {
         let mut source = PublishedSource::new();
         let mut peer = Peer::start("values_belong_together_while_they_are_written", "127.0.0.9");
         peer.tell("race", "racing");
@@ -211,7 +202,7 @@ fn values_belong_together_while_they_are_written() {
 
 #[test]
 fn damaged_files_are_reported_and_skipped() {
-    in_own_directory("damaged_files_are_reported_and_skipped", |directory| {
+    in_own_directory(|directory| {
         let mut own = publisher("127.0.0.9");
         let whole = std::fs::read(directory.join(&files(directory)[0])).unwrap();
         own.publish(&[3; 3]);
@@ -250,7 +241,7 @@ fn damaged_files_are_reported_and_skipped() {
 
 #[test]
 fn names_of_devices_and_of_files_may_be_anything() {
-    in_own_directory("names_of_devices_and_of_files_may_be_anything", |directory| {
+    in_own_directory(|directory| {
         let plain = "doorbell0@127.0.0.9";
         // Without the second file, the fourth file would get this label: the first file has the label `plain`, and the
         // third file has `plain` with the process number.
@@ -280,7 +271,7 @@ fn names_of_devices_and_of_files_may_be_anything() {
 
 #[test]
 fn a_directory_holds_a_bounded_number_of_files() {
-    in_own_directory("a_directory_holds_a_bounded_number_of_files", |directory| {
+    in_own_directory(|directory| {
         drop(publisher("127.0.0.9"));
         for file in 0..doorbell_counters::MAX_FILES {
             std::fs::write(directory.join(format!("{file}.counters")), "").unwrap();
@@ -294,7 +285,7 @@ fn a_directory_holds_a_bounded_number_of_files() {
 
 #[test]
 fn an_unusable_directory_is_an_error() {
-    in_own_directory("an_unusable_directory_is_an_error", |directory| {
+    in_own_directory(|directory| {
         std::fs::write(directory, "a file in its place").unwrap();
         let device = Published { name: "doorbell0", address: [127, 0, 0, 9].into(), udp_port: 4791, counters: &NAMES };
         let error = Publisher::new(&device).unwrap_err().to_string();
@@ -306,7 +297,7 @@ fn an_unusable_directory_is_an_error() {
 
 #[test]
 fn a_limit_on_the_length_of_files_does_not_end_the_program() {
-    in_own_directory("a_limit_on_the_length_of_files_does_not_end_the_program", |directory| {
+    in_own_directory(|directory| {
         let (soft, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
         for allowed in [0, 100] {
             setrlimit(Resource::RLIMIT_FSIZE, allowed, hard).unwrap();
@@ -321,7 +312,7 @@ fn a_limit_on_the_length_of_files_does_not_end_the_program() {
 
 #[test]
 fn a_monitor_follows_devices_that_come_and_go() {
-    in_own_directory("a_monitor_follows_devices_that_come_and_go", |_| {
+    in_own_directory(|_| {
         let mut monitor = Monitor::of(vec![Box::new(PublishedSource::new())]);
         let error = monitor.select("doorbell0").unwrap_err().to_string();
         assert!(error.contains("there is none at all"), "{error}");
@@ -353,7 +344,7 @@ fn a_monitor_follows_devices_that_come_and_go() {
 
 #[test]
 fn a_request_to_a_port_gets_the_reply_of_its_device() {
-    in_own_directory("a_request_to_a_port_gets_the_reply_of_its_device", |_| {
+    in_own_directory(|_| {
         let own = publisher("127.0.0.9");
         let mut requests = own.port_requests();
         let is_over = AtomicBool::new(false);
@@ -387,7 +378,7 @@ fn a_request_to_a_port_gets_the_reply_of_its_device() {
 
 #[test]
 fn a_request_to_no_port_or_to_several_is_refused() {
-    in_own_directory("a_request_to_no_port_or_to_several_is_refused", |_| {
+    in_own_directory(|_| {
         let ask = |selector: &str| {
             let refused = PublishedSource::new().ask_port(selector, PortRequest::State, |_, _| {});
             refused.unwrap_err()
@@ -411,7 +402,7 @@ fn a_request_to_no_port_or_to_several_is_refused() {
 /// A stopped command keeps the lock on the file of a device.
 #[test]
 fn a_request_does_not_wait_for_a_stopped_command_forever() {
-    in_own_directory("a_request_does_not_wait_for_a_stopped_command_forever", |directory| {
+    in_own_directory(|directory| {
         let _own = publisher("127.0.0.9");
         let file = std::fs::File::open(directory.join(&files(directory)[0])).unwrap();
         file.lock().unwrap();
@@ -422,7 +413,7 @@ fn a_request_does_not_wait_for_a_stopped_command_forever() {
 
 #[test]
 fn a_forked_child_neither_publishes_nor_removes() {
-    in_own_directory("a_forked_child_neither_publishes_nor_removes", |directory| {
+    in_own_directory(|directory| {
         let mut own = publisher("127.0.0.9");
         own.publish(&[5; 3]);
         // SAFETY: the child calls no function that needs a lock of another thread. The child compares its process

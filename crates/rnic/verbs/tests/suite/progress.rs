@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use async_io::Async;
 use common::*;
+use doorbell_testing::in_own_process;
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::{Channel, Completion, Device, Notify, Region, SendFlags, SendOperation, SendRequest};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -339,20 +340,16 @@ fn cpu_time() -> Duration {
 /// Measures the CPU time of a process whose devices and connections are idle. The measurement runs in a separate
 /// process, since other tests keep this process busy.
 fn idle_devices_cost_nothing(pair: Pair) {
-    const CHILD: &str = "DOORBELL_TEST_IDLE";
-    if std::env::var_os(CHILD).is_none() {
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let name = std::thread::current().name().expect("a test has a name").to_owned();
-        child.args(["--exact", &name, "--nocapture"]).env(CHILD, "1");
-        let output = child.output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        // Print only the measurements, without the summary of the inner test harness.
+    let printed = in_own_process(|_| {}, || measure_idle_devices(pair));
+    // Print only the measurements, without the summary of the inner test harness.
+    if let Some(text) = &printed {
         let measured: Vec<_> = text.lines().filter(|line| line.contains("of a core")).collect();
         measured.iter().for_each(|line| println!("{line}"));
-        assert!(!output.status.success() || measured.len() == 3, "{text}");
-        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        return;
+        assert_eq!(measured.len(), 3, "{text}");
     }
+}
+
+fn measure_idle_devices(pair: Pair) {
     for habit in 0..3 {
         let (a, b) = Plan::rc().connect(&pair());
         habits(&a, &b, habit);

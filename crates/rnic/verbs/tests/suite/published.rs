@@ -12,29 +12,18 @@ use doorbell_counters::{
     DIRECTORY_VARIABLE, Name, PortReply, PortRequest, PublishedPort, PublishedSource, Reading, SWITCH_VARIABLE, Sample,
     Set, Source,
 };
+use doorbell_testing::in_own_process;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 use doorbell_verbs::{AsyncEvent, Device, PortState, SendOperation};
 
-/// Environment variable that is set in the separate process that runs the body of a test.
-const INNER: &str = "DOORBELL_TEST_INNER";
-
-/// Runs `body` in a separate process with its own environment.
-fn in_own_process(test: &str, switch: Option<&str>, body: impl FnOnce(&Path)) {
-    if let Some(directory) = std::env::var_os(INNER) {
-        return body(Path::new(&directory));
-    }
-    let directory = std::env::temp_dir().join(format!("doorbell-{test}-{}", std::process::id()));
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", &format!("published::{test}"), "--nocapture"])
-        .env(DIRECTORY_VARIABLE, &directory)
-        .env(INNER, &directory);
-    command.env_remove(SWITCH_VARIABLE).envs(switch.map(|value| (SWITCH_VARIABLE, value)));
-    let output = command.output().unwrap();
-    let _ = std::fs::remove_file(&directory).or_else(|_| std::fs::remove_dir_all(&directory));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    assert!(text(&output.stdout).contains("1 passed"), "the inner test did not run: {}", text(&output.stdout));
+/// Runs `body` in a process of its own with its own directory for counters.
+fn with_own_directory(switch: Option<&str>, body: impl FnOnce(&Path)) {
+    let root = tempfile::tempdir().unwrap();
+    let prepare = |command: &mut Command| {
+        command.env(DIRECTORY_VARIABLE, root.path().join("counters"));
+        command.env_remove(SWITCH_VARIABLE).envs(switch.map(|value| (SWITCH_VARIABLE, value)));
+    };
+    in_own_process(prepare, || body(Path::new(&std::env::var_os(DIRECTORY_VARIABLE).unwrap())));
 }
 
 fn published() -> Vec<Sample> {
@@ -63,7 +52,7 @@ fn wait_for(device: &Device) {
 
 #[test]
 fn final_values_are_published_without_further_calls() {
-    in_own_process("final_values_are_published_without_further_calls", None, |_| {
+    with_own_directory(None, |_| {
         let (a, b) = Plan::rc().connect(&(open_soft(SoftOptions::default()), open_soft(SoftOptions::default())));
         for round in 0..200 {
             b.post_recv(1, &[]);
@@ -102,7 +91,7 @@ fn sleeps() -> u64 {
 
 #[test]
 fn an_idle_device_wakes_no_thread_to_publish() {
-    in_own_process("an_idle_device_wakes_no_thread_to_publish", None, |_| {
+    with_own_directory(None, |_| {
         let (a, b) = Plan::rc().connect(&(open_soft(SoftOptions::default()), open_soft(SoftOptions::default())));
         b.post_recv(1, &[]);
         a.post(1, SendOperation::Send, &[]);
@@ -125,7 +114,7 @@ fn an_idle_device_wakes_no_thread_to_publish() {
 
 #[test]
 fn another_process_orders_the_port_of_an_idle_device() {
-    in_own_process("another_process_orders_the_port_of_an_idle_device", None, |_| {
+    with_own_directory(None, |_| {
         for link in [LinkChoice::Udp, LinkChoice::Shm] {
             let device = open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() });
             let address = device.attributes().address.to_string();
@@ -155,7 +144,7 @@ fn another_process_orders_the_port_of_an_idle_device() {
 
 #[test]
 fn publishing_can_be_switched_off() {
-    in_own_process("publishing_can_be_switched_off", Some("0"), |directory| {
+    with_own_directory(Some("0"), |directory| {
         let _device = open_soft(SoftOptions::default());
         assert!(!directory.exists());
     });
@@ -163,7 +152,7 @@ fn publishing_can_be_switched_off() {
 
 #[test]
 fn a_device_opens_without_a_place_to_publish() {
-    in_own_process("a_device_opens_without_a_place_to_publish", None, |directory| {
+    with_own_directory(None, |directory| {
         std::fs::write(directory, "a file in its place").unwrap();
         let (a, b) = Plan::rc().connect(&(open_soft(SoftOptions::default()), open_soft(SoftOptions::default())));
         b.post_recv(1, &[]);
