@@ -131,6 +131,19 @@ static void ask(enum order order, uint32_t seed, uint32_t length)
 	CHECK(answers == 1 && memcmp(&own->in, &own->out, sizeof(own->in)) == 0);
 }
 
+/* Waits for the next order. If the acknowledgement of the last answer is lost, the next order may arrive before the
+ * completion of this answer. */
+static enum order next_order(void)
+{
+	struct ibv_wc wc;
+
+	do {
+		wc = completion();
+		CHECK(wc.status == IBV_WC_SUCCESS);
+	} while (wc.opcode != IBV_WC_RECV);
+	return own->in.order;
+}
+
 static void serve(const char *port)
 {
 	struct rpma_conn_private_data description;
@@ -150,8 +163,7 @@ static void serve(const char *port)
 	expect_event(RPMA_CONN_ESTABLISHED);
 	CHECK(rpma_conn_get_cq(connection, &queue) == 0);
 	for (enum order order = COMPARE_AND_FILL; order != END;) {
-		expect(IBV_WC_RECV);
-		order = own->in.order;
+		order = next_order();
 		own->out = own->in;
 		if (order == COMPARE_AND_FILL) {
 			compare(own->in.seed, own->in.length);
@@ -160,7 +172,6 @@ static void serve(const char *port)
 		if (order != END)
 			CHECK(rpma_recv(connection, local, IN, sizeof(own->in), NULL) == 0);
 		CHECK(rpma_send(connection, local, OUT, sizeof(own->out), RPMA_F_COMPLETION_ALWAYS, NULL) == 0);
-		expect(IBV_WC_SEND);
 		if (order == LOOP) {
 			printf("ready to be killed\n");
 			fflush(stdout);
