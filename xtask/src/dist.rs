@@ -16,7 +16,7 @@ use crate::programs::DROP_INS;
 use crate::shell::{cargo, command, host, output_of, root, run, target};
 use crate::test::StepEnd;
 use crate::{action, packages, peers, place, programs};
-use zig::Machine;
+use zig::{Machine, Purpose};
 
 /// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
@@ -123,7 +123,7 @@ pub(crate) fn make(options: &Options) -> Result<(), String> {
         }
     }
     for machine in machines {
-        let wheels = wheel::make(machine, &out)?;
+        let wheels = wheel::make(machine, Purpose::Users, &out)?;
         if Ok(machine) != Machine::of_host() {
             for wheel in &wheels {
                 let unchecked = wheel::emulated(machine, wheel).map_err(|why| format!("{}: {why}", wheel.display()))?;
@@ -197,7 +197,7 @@ fn rebuild(machines: &[Machine]) -> Result<(), String> {
         let mut files: Vec<PathBuf> = names.map(|name| built.join(name)).collect();
         for machine in machines {
             let linked = rebuilt.join(machine.name());
-            zig::link(*machine, &folder, &linked)?;
+            zig::link(*machine, Purpose::Users, &folder, &linked)?;
             files.extend(zig::LINKED.into_iter().chain(DROP_INS).map(|name| linked.join(name)));
         }
         Ok::<_, String>(files)

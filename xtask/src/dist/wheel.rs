@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::zig::{self, GLIBC, Machine};
+use super::zig::{self, GLIBC, Machine, Purpose};
 use super::{copy, empty, ended, print, publish};
 use crate::action::{self, expect_device};
 use crate::programs::{self, DROP_INS};
@@ -38,14 +38,14 @@ fn tag(machine: Machine) -> String {
 }
 
 /// Links the programs of a wheel, and makes the wheel in the folder `out`. The release build comes before.
-pub(super) fn make(machine: Machine, out: &Path) -> Result<Vec<PathBuf>, String> {
+pub(super) fn make(machine: Machine, purpose: Purpose, out: &Path) -> Result<Vec<PathBuf>, String> {
     let programs = place::own().join(format!("wheel-programs-{}", machine.name()));
-    zig::link(machine, &target(), &programs)?;
-    publish("wheel", out, |folder| wheel(machine, &programs, folder))
+    zig::link(machine, purpose, &target(), &programs)?;
+    publish("wheel", out, |folder| wheel(machine, purpose, &programs, folder))
 }
 
 /// Makes the wheel of linked programs in an empty folder.
-fn wheel(machine: Machine, programs: &Path, out: &Path) -> Result<Vec<PathBuf>, String> {
+fn wheel(machine: Machine, purpose: Purpose, programs: &Path, out: &Path) -> Result<Vec<PathBuf>, String> {
     let version = env!("CARGO_PKG_VERSION");
     // Steps of two processors may run at the same time.
     let folder = place::own().join(format!("wheel-{}", machine.name()));
@@ -55,7 +55,7 @@ fn wheel(machine: Machine, programs: &Path, out: &Path) -> Result<Vec<PathBuf>, 
     let packed = out.join(&name);
     pack(&folder, version, &tag(machine), &packed)?;
     let bytes = fs::metadata(&packed).map_err(|error| format!("{}: {error}", packed.display()))?.len();
-    if bytes > MAX_BYTES {
+    if purpose == Purpose::Users && bytes > MAX_BYTES {
         return Err(format!("{name} has {bytes} bytes, must have at most {MAX_BYTES}"));
     }
     Ok(vec![packed])
@@ -132,7 +132,7 @@ pub(crate) fn step() -> StepEnd {
     if let Err(why) = zig::zig() {
         return StepEnd::LeftOut(format!("packages of PyPI cannot be installed: {why}"));
     }
-    match Machine::of_host().and_then(|machine| make(machine, &place::own().join("dist"))) {
+    match Machine::of_host().and_then(|machine| make(machine, Purpose::Users, &place::own().join("dist"))) {
         Ok(wheels) => network::apart(|| wheels.iter().try_for_each(|wheel| used(wheel)).into()),
         Err(why) => StepEnd::Failed(why),
     }
@@ -141,13 +141,15 @@ pub(crate) fn step() -> StepEnd {
 /// Links the programs of wheels for other processors. The folder differs from the one of [`make`], which may run at the
 /// same time.
 pub(crate) fn link_for_others() -> StepEnd {
-    for_each_other(|machine| zig::link(machine, &target(), &place::own_file("linked-for-other")).map(|()| None))
+    for_each_other(|machine| {
+        zig::link(machine, Purpose::Tests, &target(), &place::own_file("linked-for-other")).map(|()| None)
+    })
 }
 
 /// Makes the wheels for other processors, and runs their command in QEMU.
 pub(crate) fn for_others() -> StepEnd {
     for_each_other(|machine| {
-        let wheels = make(machine, &place::own().join("dist"))?;
+        let wheels = make(machine, Purpose::Tests, &place::own().join("dist"))?;
         let reasons: Result<Vec<_>, String> = wheels.iter().map(|wheel| emulated(machine, wheel)).collect();
         Ok(reasons?.into_iter().flatten().next())
     })

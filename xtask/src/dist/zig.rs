@@ -137,13 +137,26 @@ pub(super) fn zig() -> Result<PathBuf, String> {
     peers::python_with("zig", &[LINKER])
 }
 
+/// Use of the programs for another processor than that of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Users get the programs.
+    Users,
+    /// Only tests run the programs, in an emulator. The compiler optimises little, which takes much less time.
+    Tests,
+}
+
 /// Links [`LINKED`] for a processor, and puts them into the folder `to`, with [`DROP_INS`]. The target directory
 /// `built` has a release build of the same sources.
-pub(super) fn link(machine: Machine, built: &Path, to: &Path) -> Result<(), String> {
+pub(super) fn link(machine: Machine, purpose: Purpose, built: &Path, to: &Path) -> Result<(), String> {
     machine.missing().map_or(Ok(()), Err)?;
     let zig = zig()?;
     empty(to)?;
-    if machine == Machine::of_host()? { relink(machine, built, &zig, to) } else { cross_link(machine, built, &zig, to) }
+    if machine == Machine::of_host()? {
+        relink(machine, built, &zig, to)
+    } else {
+        cross_link(machine, purpose, built, &zig, to)
+    }
 }
 
 /// Links the programs of the release build again.
@@ -175,13 +188,16 @@ fn relink(machine: Machine, built: &Path, zig: &Path, to: &Path) -> Result<(), S
 
 /// Compiles and links the programs for another processor than that of this machine. They have a target directory of
 /// their own. In the one of the release build, this long build would delay all other builds of the release profile.
-fn cross_link(machine: Machine, built: &Path, zig: &Path, to: &Path) -> Result<(), String> {
+fn cross_link(machine: Machine, purpose: Purpose, built: &Path, zig: &Path, to: &Path) -> Result<(), String> {
     let triple = machine.triple();
     let folder = built.join("xtask").join(format!("linked-{}", machine.name()));
     let mut build = cargo(BUILD);
     build.args(&MODULE[2..]).args(SELECTED).arg("--target").arg(&triple).arg("--target-dir").arg(&folder);
     // The linker would remove the information for debuggers.
     build.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+    if purpose == Purpose::Tests {
+        build.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    }
     with_zig(&mut build, machine, zig, &unwinder_of(&machine.libraries()));
     let linker = format!("CARGO_TARGET_{}_LINKER", triple.replace('-', "_").to_uppercase());
     build.env(linker, root().join("xtask/src/dist/zig-cc.sh"));
