@@ -63,6 +63,8 @@ struct Visitor {
     fruitless: u32,
     /// Number of times that the visitor was ready and another visitor was chosen.
     passes: u32,
+    /// Whether the visitor has sent bytes that the caller leaves unread until there is room for its first step.
+    waits: bool,
     is_dismissed: bool,
     /// Whether a dismissed visitor has got its last bytes.
     is_answered: bool,
@@ -94,10 +96,12 @@ impl Admission {
     }
 
     /// Returns the visitor to evict first: a visitor that has got its last bytes, or otherwise the visitor that has
-    /// been silent for the longest time.
+    /// been silent for the longest time. A visitor that waits for room is not silent, so a crowd cannot evict it
+    /// unread. A visitor that has already sent bytes without a step has no such protection.
     fn longest_silent(&self) -> Option<(Number, Visitor)> {
         let by_silence = |(number, visitor): &(Number, Visitor)| (!visitor.is_answered, visitor.stepped, *number);
-        self.visitors.iter().map(|(number, visitor)| (*number, *visitor)).min_by_key(by_silence)
+        let visitors = self.visitors.iter().map(|(number, visitor)| (*number, *visitor));
+        visitors.filter(|(_, visitor)| !visitor.waits || visitor.fruitless > 0).min_by_key(by_silence)
     }
 
     /// Returns whether the maximum number of visitors exists.
@@ -115,7 +119,7 @@ impl Admission {
 
     /// Returns the time at which a new visitor can be added. Until then, new connections wait in the kernel's queue.
     pub fn place_at(&self) -> Duration {
-        if self.is_full() { self.evictable_at().unwrap_or_default() } else { Duration::ZERO }
+        if self.is_full() { self.evictable_at().unwrap_or(Duration::MAX) } else { Duration::ZERO }
     }
 
     /// Returns whether a new visitor can be added now.
@@ -123,7 +127,8 @@ impl Admission {
         self.place_at() <= now
     }
 
-    /// Returns the visitor that must leave before a new visitor can be added. `None` if there is room.
+    /// Returns the visitor that must leave before a new visitor can be added. `None` if there is room, or if all
+    /// visitors wait for room for their first step.
     pub fn in_the_way(&self) -> Option<Number> {
         self.longest_silent().filter(|_| self.is_full()).map(|(number, _)| number)
     }
@@ -137,6 +142,7 @@ impl Admission {
             has_stepped: false,
             fruitless: 0,
             passes: 0,
+            waits: false,
             is_dismissed: false,
             is_answered: false,
         };
@@ -170,11 +176,29 @@ impl Admission {
         oldest.map_or(Duration::ZERO, |(_, visitor)| visitor.stepped.saturating_add(self.limits.patience))
     }
 
+    /// Returns whether a visitor has not completed its first step.
+    fn is_before_first(&self, number: Number) -> bool {
+        self.visitors.get(&number).is_some_and(|visitor| !visitor.has_stepped && !visitor.is_dismissed)
+    }
+
     /// Returns the visitor that must leave if the visitor `number` completes its first step. `None` if there is room,
     /// or if the visitor has already completed a step.
     pub fn in_the_way_of(&self, number: Number) -> Option<Number> {
-        let is_first = self.visitors.get(&number).is_some_and(|visitor| !visitor.has_stepped && !visitor.is_dismissed);
-        is_first.then(|| self.oldest_of(self.limits.stepped))?.map(|(oldest, _)| oldest)
+        self.is_before_first(number).then(|| self.oldest_of(self.limits.stepped))?.map(|(oldest, _)| oldest)
+    }
+
+    /// Returns whether the first step of the visitor `number` must wait: there is no room yet, or an older visitor
+    /// waits for the room.
+    pub fn must_wait(&self, number: Number, now: Duration) -> bool {
+        let older = || self.visitors.range(..number).any(|(_, visitor)| visitor.waits && visitor.fruitless == 0);
+        self.is_before_first(number) && (self.step_at() > now || older())
+    }
+
+    /// Records whether a visitor has sent bytes that stay unread until there is room for its first step.
+    pub fn set_waits(&mut self, number: Number, waits: bool) {
+        if let Some(visitor) = self.visitors.get_mut(&number) {
+            visitor.waits = waits;
+        }
     }
 
     /// Returns the visitor to evict because too many have completed a step: the one whose last step is oldest.
@@ -187,16 +211,19 @@ impl Admission {
     /// Visitors with fewer turns that completed no step go first. Among visitors with an equal number of such turns,
     /// the visitor with the latest step goes first. An honest client has always just arrived or completed a step, so
     /// visitors that speak after a silence do not delay it. A visitor that was passed over eight times precedes those,
-    /// so that a flood of new visitors does not delay it either.
+    /// so that a flood of new visitors does not delay it either. Visitors that waited for room come after the others,
+    /// the oldest first.
     pub fn choose(&mut self, ready: impl IntoIterator<Item = Number>) -> Option<Number> {
         let mut first = None;
         for number in ready {
             let Some(visitor) = self.visitors.get_mut(&number) else { continue };
             let age = (visitor.stepped, number);
             // `Ok` precedes `Err`.
-            let order = if visitor.passes < PASSES { Err(Reverse(age)) } else { Ok(age) };
+            let is_latest_first = visitor.passes < PASSES && !visitor.waits;
+            let order = if is_latest_first { Err(Reverse(age)) } else { Ok(age) };
             visitor.passes = visitor.passes.saturating_add(1);
-            first = first.into_iter().chain([(visitor.is_dismissed, visitor.fruitless, order, number)]).min();
+            let key = (visitor.is_dismissed, visitor.fruitless, visitor.waits, order, number);
+            first = first.into_iter().chain([key]).min();
         }
         let (.., number) = first?;
         self.visitors.get_mut(&number)?.passes = 0;
@@ -390,6 +417,33 @@ mod tests {
         admission.dismiss(greeted, true);
         assert_eq!(admission.choose([greeted, dripping]), Some(dripping));
         assert_eq!(admission.choose([99]), None);
+    }
+
+    /// All places are taken by visitors that wait for room and by one that has completed its step. A crowd evicts the
+    /// visitor that is silent, and no visitor that is unread.
+    #[test]
+    fn a_visitor_that_waits_for_room_is_not_evicted() {
+        let mut admission = Admission::new(Limits { stepped: 1, ..LIMITS });
+        (0..4).for_each(|at| assert_eq!(arrive(&mut admission, at), None));
+        admission.heard(2, ms(50), Progress::Step);
+        for number in [0, 1, 3] {
+            assert!(admission.must_wait(number, ms(60)));
+            admission.set_waits(number, true);
+        }
+        assert_eq!((admission.place_at(), admission.in_the_way()), (ms(150), Some(2)));
+        assert_eq!(arrive(&mut admission, 150), Some(2));
+        // There is room for a step. The oldest visitor has it, and the others and the new one still wait.
+        assert_eq!([0, 1, 3, 4].map(|number| admission.must_wait(number, ms(150))), [false, true, true, true]);
+        assert_eq!(admission.choose([3, 1, 0]), Some(0));
+        admission.set_waits(4, true);
+        assert_eq!((admission.place_at(), admission.in_the_way()), (Duration::MAX, None));
+        assert_eq!(admission.dispensable(ms(9999)), None);
+        // The oldest visitor has sent only a part of its step, so it is silent like others.
+        admission.set_waits(0, false);
+        admission.heard(0, ms(151), Progress::Bytes);
+        admission.set_waits(0, true);
+        assert_eq!((admission.place_at(), admission.in_the_way()), (ms(100), Some(0)));
+        assert_eq!(admission.choose([0, 3, 1]), Some(1));
     }
 
     /// 1,000 silent visitors arrive at once. Since 250 visitors fit at the same time, all 1,000 visitors have been

@@ -326,7 +326,7 @@ impl<O: Opening> Lobby<O> {
             let is_silent = self.admission.in_the_way() == Some(number) && self.admission.has_place(now);
             match event {
                 None if is_silent => self.evict(number),
-                None if self.admission.in_the_way().is_none() => {} // the visitor is gone
+                None if self.admission.in_the_way().is_none() && self.admission.has_place(now) => {} // it is gone
                 event => return Ok(event),
             }
         }
@@ -378,7 +378,7 @@ impl<O: Opening> Lobby<O> {
     }
 
     /// Handles a visitor whose stream may be ready. If too many others have completed a step, and none of them was
-    /// silent for long, the visitor waits.
+    /// silent for long, the visitor waits. It also waits behind older visitors that wait.
     fn turn(&mut self, number: Number, now: Duration) -> Option<Event<O::Admitted, O::Refusal>> {
         if let Some(oldest) = self.admission.in_the_way_of(number) {
             // The next bytes of this visitor may have just arrived, so the visitor gets a last turn.
@@ -386,8 +386,15 @@ impl<O: Opening> Lobby<O> {
             if event.is_some() {
                 return event;
             }
-            if self.admission.step_at() > now {
-                return self.watch(number, false).err().and_then(|error| self.part(number, Why::Ended(error)));
+        }
+        if self.admission.must_wait(number, now) {
+            match self.guests.get(&number)?.stream.peek(&mut [0]) {
+                Ok(1..) => {
+                    return self.watch(number, false).err().and_then(|error| self.part(number, Why::Ended(error)));
+                }
+                // A visitor that has sent nothing is silent, and does not wait.
+                Err(error) if is_for_later(&error) => return None,
+                _ => {} // the connection has ended
             }
         }
         match self.watch(number, true) {
@@ -399,6 +406,7 @@ impl<O: Opening> Lobby<O> {
     /// Starts or stops watching the stream of a visitor.
     fn watch(&mut self, number: Number, is_watched: bool) -> io::Result<()> {
         let Some(guest) = self.guests.get(&number) else { return Ok(()) };
+        self.admission.set_waits(number, !is_watched);
         if is_watched && self.parked.remove(&number) {
             self.epoll.add(&guest.stream, EpollEvent::new(EpollFlags::EPOLLIN, number))?;
         }

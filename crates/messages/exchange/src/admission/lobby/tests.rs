@@ -315,6 +315,53 @@ fn a_visitor_with_a_step_gets_a_last_turn() {
     assert_eq!(read(&mut third, 4), b"yes\n");
 }
 
+/// A visitor has shown the token, and all other places are taken by two visitors that wait unread. Further visitors
+/// arrive. They evict the visitor that is silent, and both others still have their turns, the older one first.
+#[test]
+fn a_crowd_evicts_no_visitor_that_waits_unread() {
+    let limits = Limits { visitors: 3, stepped: 1, patience: PATIENCE, total: Duration::MAX };
+    let mut lobby = lobby(limits);
+    let mut silent = said(b"token\n", &lobby);
+    assert!(settle(&mut lobby).is_empty());
+    assert_eq!(read(&mut silent, 4), b"yes\n");
+    let mut waiting = [(); 2].map(|()| {
+        let stream = said(b"token\n", &lobby);
+        assert!(settle(&mut lobby).is_empty());
+        stream
+    });
+    assert_eq!(lobby.parked.len(), 2);
+    let _crowd: Vec<TcpStream> = (0..8).map(|_| said(b"token\n", &lobby)).collect();
+    for stream in &mut waiting {
+        lobby.begun -= PATIENCE;
+        lobby.waited();
+        let from = silent.local_addr().unwrap();
+        match &settle(&mut lobby)[..] {
+            [Event::Refused { from: it, why: Why::Evicted }] => assert_eq!(*it, from),
+            events => panic!("{events:?}"),
+        }
+        assert_eq!(read(stream, 4), b"yes\n");
+        silent = stream.try_clone().unwrap();
+    }
+}
+
+/// A visitor that has sent nothing does not wait for room, and makes room for others.
+#[test]
+fn a_silent_visitor_does_not_wait_for_room() {
+    let limits = Limits { visitors: 3, stepped: 1, patience: PATIENCE, total: Duration::MAX };
+    let mut lobby = lobby(limits);
+    let silent = connect(&lobby);
+    assert!(settle(&mut lobby).is_empty());
+    let _stepped = said(b"token\n", &lobby);
+    assert!(settle(&mut lobby).is_empty());
+    let event = lobby.turn(0, lobby.clock.counted());
+    assert!(event.is_none() && lobby.parked.is_empty(), "{event:?}");
+    let _waiting = said(b"token\n", &lobby);
+    assert!(settle(&mut lobby).is_empty());
+    assert_eq!((lobby.parked.len(), lobby.admission.in_the_way()), (1, Some(0)));
+    drop(silent);
+    assert!(matches!(&settle(&mut lobby)[..], [Event::Refused { why: Why::Ended(_), .. }]));
+}
+
 /// 40 strangers show the token and stay. The client comes after them. At most two visitors with a token exist at once.
 #[test]
 fn visitors_that_are_silent_after_a_step_make_room_for_the_next_one() {
