@@ -199,7 +199,8 @@ fn is_trusted(owner: u32) -> bool {
     [0, own_user()].contains(&owner)
 }
 
-/// Creates a directory and its parents, unless they exist. Rejects a directory of another user, since that user could
+/// Creates a directory and its parents, unless they exist. After a failure, removes the directories that it created.
+/// Rejects a directory of another user, since that user could
 /// replace the files in it. Rejects a link of another user, who could make our files appear in any of our directories.
 ///
 /// The mode does not matter. Container orchestrators give a volume to root, with mode 0777 and without the sticky bit.
@@ -211,16 +212,28 @@ fn is_trusted(owner: u32) -> bool {
 pub fn own_directory(path: &Path) -> io::Result<()> {
     // Without its last slash, a path names the link itself.
     let plain: PathBuf = path.components().collect();
-    if let Some(parent) = plain.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::DirBuilder::new().recursive(true).create(parent)?;
-    }
-    match fs::create_dir(&plain) {
-        Ok(()) => expect_own(&plain, is_trusted).inspect_err(|_| drop(fs::remove_dir(&plain)))?,
-        Err(_) if plain.is_dir() => {}
-        Err(error) => return Err(error),
-    }
+    let mut created = Vec::new();
+    let used = create_with_parents(&plain, &mut created).and_then(|()| match created.last() {
+        Some(last) if *last == plain => expect_own(&plain, is_trusted),
+        _ => Ok(()),
+    });
+    // The removal keeps a directory that another process has put a file into.
+    used.inspect_err(|_| created.iter().rev().for_each(|directory| drop(fs::remove_dir(directory))))?;
     expect_trusted(&fs::symlink_metadata(plain)?, "the path")?;
     expect_trusted(&fs::metadata(path)?, "the directory")
+}
+
+/// Creates a directory and its parents, unless they exist. Adds each directory that did not exist to `created`.
+fn create_with_parents<'a>(path: &'a Path, created: &mut Vec<&'a Path>) -> io::Result<()> {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.is_dir()) {
+        create_with_parents(parent, created)?;
+    }
+    match fs::create_dir(path) {
+        Ok(()) => created.push(path),
+        Err(_) if path.is_dir() => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// Rejects a directory that this process has just created and that belongs to another user. A file server that maps
@@ -540,9 +553,12 @@ mod tests {
         }
         let root = tempfile::tempdir().unwrap();
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let kept = root.path().join("kept");
+        fs::create_dir(&kept).unwrap();
+        fs::set_permissions(&kept, fs::Permissions::from_mode(0o777)).unwrap();
         let create = || {
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
-            let of_study = own_directory(&root.path().join("study"));
+            let of_study = own_directory(&root.path().join("kept/new/study"));
             [of_study, private_directory(root.path(), "private").map(drop)]
         };
         let results = std::thread::scope(|scope| scope.spawn(create).join().unwrap());
@@ -551,8 +567,9 @@ mod tests {
             assert!(why.contains("user 0, but its new directory belongs to user 65534"), "{why}");
             assert!(why.contains(name) && why.contains("root_squash") && why.contains("local directory"), "{why}");
         }
-        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "a directory that cannot be used stays");
-        own_directory(&root.path().join("study")).unwrap();
+        assert_eq!(fs::read_dir(&kept).unwrap().count(), 0, "a directory that cannot be used stays, or its parent");
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1, "a directory that existed before is gone");
+        own_directory(&kept.join("new/study")).unwrap();
     }
 
     #[test]
