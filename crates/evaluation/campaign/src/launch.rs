@@ -158,7 +158,7 @@ impl Launch {
         let directory = path.parent().unwrap_or(path);
         let failed = |why: &dyn Display| Failure::from(format!("{}: {why}", directory.display()));
         if directory == own_directory() {
-            return check_own_directory().map_err(|error| failed(&error));
+            return check_own_directory(&std::env::temp_dir()).map_err(|error| Failure::from(error.to_string()));
         }
         if !directory.is_dir() {
             return Err(failed(&"this machine has no such directory: --rendezvous must be a shared directory"));
@@ -304,17 +304,32 @@ fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' }).collect()
 }
 
-/// Returns the directory of this user on this machine for files with the address of process number 0. Creates the
-/// directory, so that all processes of a launch find the same directory even if another user has taken its usual name.
+/// Returns the directory of this user on this machine for files with the address of process number 0, even if it cannot
+/// be used. [`Launch::check`] reports the reason.
 fn own_directory() -> PathBuf {
-    let (parent, stem) = (std::env::temp_dir(), format!("doorbell-{}", files::own_user()));
-    files::private_directory(&parent, &stem).unwrap_or_else(|_| parent.join(stem))
+    let parent = std::env::temp_dir();
+    own_directory_in(&parent).unwrap_or_else(|_| parent.join(own_stem()))
 }
 
-/// Checks that no other user can put a file into the directory of this user.
-fn check_own_directory() -> io::Result<()> {
-    let path = own_directory();
-    let found = fs::symlink_metadata(&path)?;
+fn own_stem() -> String {
+    format!("doorbell-{}", files::own_user())
+}
+
+/// Finds or creates the directory of this user, so that all processes of a launch find the same directory even if
+/// another user has taken its usual name.
+fn own_directory_in(parent: &Path) -> io::Result<PathBuf> {
+    files::private_directory(parent, &own_stem())
+}
+
+/// Checks that no other user can put a file into the directory of this user. Each error names the directory.
+fn check_own_directory(parent: &Path) -> io::Result<()> {
+    let named = |error: io::Error| {
+        let name = parent.join(own_stem()).display().to_string();
+        let why = error.to_string();
+        if why.contains(&name) { error } else { io::Error::new(error.kind(), format!("{name}: {why}")) }
+    };
+    let path = own_directory_in(parent).map_err(named)?;
+    let found = fs::symlink_metadata(&path).map_err(named)?;
     let is_own = found.is_dir() && found.uid() == files::own_user() && found.mode() & 0o077 == 0;
     if is_own {
         return Ok(());
@@ -336,6 +351,8 @@ fn first_node(list: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn launch(variables: &[(&str, &str)], given: Option<&str>) -> Result<Option<Launch>, String> {
@@ -408,6 +425,28 @@ mod tests {
         assert_eq!(launch.find(None).unwrap(), ("127.0.0.1:4711".to_owned(), token));
         drop(announced);
         assert!(launch.find(None).is_err());
+    }
+
+    /// NFS with root_squash gives directories that root creates to another user. The file system user of a thread has
+    /// the same effect.
+    #[test]
+    fn a_directory_on_a_file_system_that_maps_users_is_explained() {
+        if !doorbell_testing::root_or_leave_out("tests that change the owner of files") {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let check = || {
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
+            check_own_directory(root.path())
+        };
+        let why = std::thread::scope(|scope| scope.spawn(check).join().unwrap()).unwrap_err().to_string();
+        let name = root.path().join(own_stem()).display().to_string();
+        assert_eq!(why.matches(&name).count(), 1, "{why}");
+        assert!(why.contains("root_squash") && why.contains("local directory"), "{why}");
+        check_own_directory(root.path()).unwrap();
+        let missing = check_own_directory(&root.path().join("missing")).unwrap_err().to_string();
+        assert!(missing.contains("/missing/doorbell-") && missing.contains("No such file"), "{missing}");
     }
 
     #[test]
