@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-/// Maximum time that counts of an absence: the time from the end of one step of a listener to the next step. The owner
-/// may serve a client for minutes between two steps, and visitors cannot proceed meanwhile. But an owner that never
-/// waits for its visitors must still bound their number of steps.
+/// Maximum time that counts between two steps of a listener. The owner may serve a client for minutes between two
+/// steps, or its process may be stopped, and visitors cannot proceed meanwhile. But an owner that never waits for its
+/// visitors must still bound their number of steps.
 const ABSENCE_MAX: Duration = Duration::from_millis(100);
 
-/// Time of a listener. It counts waits for visitors in full, and each absence up to a tenth of a second. All real times
-/// are relative to one instant that the caller chooses.
+/// Time of a listener. It counts the time between two steps, up to a tenth of a second. A listener that waits for
+/// visitors steps at [`wake`](Self::wake) at the latest, so its waits count in full unless its process was stopped. All
+/// real times are relative to one instant that the caller chooses.
 #[derive(Debug, Default)]
 pub struct Clock {
     /// Real time at the last call.
@@ -17,19 +18,10 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Counts the time since the last call as an absence. Returns the counted time.
+    /// Counts the time since the last call. Returns the counted time.
     pub fn return_at(&mut self, real: Duration) -> Duration {
         let absence = real.saturating_sub(self.seen).min(ABSENCE_MAX);
-        self.count(real, absence)
-    }
-
-    /// Counts the time since the last call as a wait for visitors.
-    pub fn wait_until(&mut self, real: Duration) {
-        self.count(real, real.saturating_sub(self.seen));
-    }
-
-    fn count(&mut self, real: Duration, time: Duration) -> Duration {
-        (self.seen, self.counted) = (real, self.counted.saturating_add(time));
+        (self.seen, self.counted) = (real, self.counted.saturating_add(absence));
         self.counted
     }
 
@@ -42,6 +34,12 @@ impl Clock {
     /// then.
     pub fn real(&self, counted: Duration) -> Duration {
         self.seen.saturating_add(counted.saturating_sub(self.counted))
+    }
+
+    /// Returns the real time at which a listener must step that waits until the counted time is `counted`. A longer
+    /// wait would not count in full.
+    pub fn wake(&self, counted: Duration) -> Duration {
+        self.real(counted).min(self.seen.saturating_add(ABSENCE_MAX))
     }
 }
 
@@ -65,10 +63,28 @@ mod tests {
         // The visitor has the remaining time for its next part, and no more.
         let until = clock.real(admission.deadline().unwrap());
         assert_eq!(until, 61 * SECOND - 5 * ABSENCE_MAX);
-        clock.wait_until(until - Duration::from_nanos(1));
+        wait(&mut clock, until - Duration::from_nanos(1));
         assert!(!admission.is_over(number, clock.counted()));
-        clock.wait_until(until);
+        wait(&mut clock, until);
         assert!(admission.is_over(number, clock.counted()));
+    }
+
+    /// Waits for visitors until the real time `until`.
+    fn wait(clock: &mut Clock, until: Duration) {
+        while clock.seen < until {
+            clock.return_at(clock.wake(Duration::MAX).min(until));
+        }
+    }
+
+    /// The process of the listener is stopped for an hour while it waits for a visitor.
+    #[test]
+    fn a_stop_during_a_wait_costs_a_visitor_a_tenth_of_a_second() {
+        let (mut clock, mut admission) = (Clock::default(), Admission::new(Limits::default()));
+        let number = admission.arrive(clock.return_at(SECOND));
+        wait(&mut clock, 5 * SECOND);
+        let woken = clock.wake(admission.deadline().unwrap()) + 3600 * SECOND;
+        assert!(!admission.is_over(number, clock.return_at(woken)));
+        assert_eq!(clock.real(admission.deadline().unwrap()), woken + 6 * SECOND - ABSENCE_MAX);
     }
 
     /// The owner never waits for visitors, and looks at them once per second.

@@ -222,14 +222,13 @@ impl<O: Opening> Lobby<O> {
                     let ends = [self.wakes_at(), until].into_iter().flatten().min();
                     let nap = ends.map(|end| end.saturating_duration_since(Instant::now()));
                     self.ready(nap)?;
-                    self.waited();
                 }
             }
         }
     }
 
-    /// Handles one visitor or accepts one connection, without waiting. A caller that waits for visitors between two
-    /// calls calls [`waited`](Self::waited) after each wait.
+    /// Handles one visitor or accepts one connection, without waiting. A caller that waits for visitors calls again at
+    /// [`wakes_at`](Self::wakes_at) at the latest: of the time between two calls, at most a tenth of a second counts.
     ///
     /// # Errors
     ///
@@ -260,23 +259,18 @@ impl<O: Opening> Lobby<O> {
         }
     }
 
-    /// Counts the time since the last step against the visitors: the caller has waited for them until now. Without
-    /// this call, a tenth of a second counts at most.
-    pub fn waited(&mut self) {
-        self.clock.wait_until(self.begun.elapsed());
-    }
-
     #[cfg(test)]
     pub(crate) fn counted(&self) -> Duration {
         self.clock.counted()
     }
 
-    /// Returns the time at which [`step`](Self::step) has work even if no stream is ready.
+    /// Returns the time of the next [`step`](Self::step) if no stream is ready before. Without visitors and pauses, the
+    /// result is `None`.
     pub fn wakes_at(&self) -> Option<Instant> {
         let step_at = if self.parked.is_empty() { Duration::ZERO } else { self.admission.step_at() };
         let opens_at = [self.opens_at(), step_at].into_iter().filter(|&at| at > self.clock.counted());
         let next = self.admission.deadline().into_iter().chain(opens_at).min();
-        next.and_then(|at| self.begun.checked_add(self.clock.real(at)))
+        next.and_then(|at| self.begun.checked_add(self.clock.wake(at)))
     }
 
     /// Returns the time at which the lobby accepts connections again. Until then, new connections wait in the kernel's

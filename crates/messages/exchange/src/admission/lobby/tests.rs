@@ -62,6 +62,14 @@ fn settle(lobby: &mut Lobby<TwoLines>) -> Vec<Event<Vec<u8>, String>> {
     }
 }
 
+/// Lets time pass in which the lobby waits for visitors.
+fn pass(lobby: &mut Lobby<TwoLines>, time: Duration) {
+    for _ in 0..time.as_millis().div_ceil(100) {
+        lobby.begun -= Duration::from_millis(100);
+        lobby.clock.return_at(lobby.begun.elapsed());
+    }
+}
+
 /// Handles visitors until a visitor is admitted. Returns the stream and the address of the admitted visitor.
 fn admitted(lobby: &mut Lobby<TwoLines>) -> (TcpStream, SocketAddr, Vec<u8>) {
     let until = Instant::now() + PATIENCE;
@@ -242,8 +250,8 @@ fn a_dripping_visitor_has_no_turn_after_its_deadline() {
     assert!(settle(&mut lobby).is_empty());
     dripping.write_all(b"x").unwrap();
     late.write_all(b"token\n").unwrap();
-    lobby.begun -= 2 * lobby.limits.total;
-    lobby.waited();
+    let total = lobby.limits.total;
+    pass(&mut lobby, 2 * total);
     lobby.handled.clear();
     let events = settle(&mut lobby);
     assert!(events.iter().all(|event| matches!(event, Event::Refused { why: Why::Deadline(_), .. })), "{events:?}");
@@ -263,6 +271,23 @@ fn an_opening_in_parts_outlasts_an_absence_of_the_caller() {
     }
     honest.write_all(b"ine\n").unwrap();
     lobby.begun -= 2 * PATIENCE;
+    assert_eq!(admitted(&mut lobby).1, honest.local_addr().unwrap());
+}
+
+/// The process is stopped for longer than the total time of a visitor, within any wait of the lobby.
+#[test]
+fn a_visitor_outlasts_a_stop_of_the_listeners_process() {
+    let mut lobby = lobby(Limits::default());
+    assert_eq!(lobby.wakes_at(), None, "without visitors, the lobby sleeps");
+    let mut honest = said(b"token\n", &lobby);
+    for _ in 0..3 {
+        assert!(settle(&mut lobby).is_empty());
+        // The wait is short, so that a stop within the wait counts no more than a stop outside.
+        let longest = lobby.begun + lobby.clock.real(lobby.clock.counted() + Duration::from_millis(100));
+        assert!(lobby.wakes_at().is_some_and(|at| at <= longest));
+        lobby.begun -= 2 * lobby.limits.total;
+    }
+    honest.write_all(b"a line\n").unwrap();
     assert_eq!(admitted(&mut lobby).1, honest.local_addr().unwrap());
 }
 
@@ -298,16 +323,14 @@ fn a_visitor_with_a_step_gets_a_last_turn() {
     assert!(settle(&mut lobby).is_empty());
     let waiting: Vec<Number> = lobby.parked.iter().copied().collect();
     first.write_all(b"a line\n").unwrap();
-    lobby.begun -= PATIENCE;
-    lobby.waited();
+    pass(&mut lobby, PATIENCE);
     let event = lobby.turn(waiting[0], lobby.clock.counted());
     assert!(matches!(event, Some(Event::Admitted { from, .. }) if from == first.local_addr().unwrap()), "{event:?}");
     assert!(settle(&mut lobby).is_empty());
     assert_eq!(read(&mut second, 4), b"yes\n");
     let mut third = said(b"token\n", &lobby);
     assert!(settle(&mut lobby).is_empty());
-    lobby.begun -= PATIENCE;
-    lobby.waited();
+    pass(&mut lobby, PATIENCE);
     match &settle(&mut lobby)[..] {
         [Event::Refused { from, why: Why::Evicted }] => assert_eq!(*from, second.local_addr().unwrap()),
         events => panic!("{events:?}"),
@@ -332,8 +355,7 @@ fn a_crowd_evicts_no_visitor_that_waits_unread() {
     assert_eq!(lobby.parked.len(), 2);
     let _crowd: Vec<TcpStream> = (0..8).map(|_| said(b"token\n", &lobby)).collect();
     for stream in &mut waiting {
-        lobby.begun -= PATIENCE;
-        lobby.waited();
+        pass(&mut lobby, PATIENCE);
         let from = silent.local_addr().unwrap();
         match &settle(&mut lobby)[..] {
             [Event::Refused { from: it, why: Why::Evicted }] => assert_eq!(*it, from),

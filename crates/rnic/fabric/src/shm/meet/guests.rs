@@ -22,11 +22,12 @@ impl Host {
             && self.shared.reports.iter().map(|reports| reports.waiting()).sum::<usize>() < PEERS_MAX
     }
 
-    /// Returns the time at which the deadline of a guest passes, or at which a guest makes room for another one.
+    /// Returns the time of the next round if no guest sends a message before: for the deadline of a guest, for a guest
+    /// that makes room for another one, or to count the time of guests.
     pub(super) fn guests_wake_at(&self) -> Option<Instant> {
         let place_at = Some(self.admission.place_at()).filter(|&at| at > self.clock.counted());
         let at = self.admission.deadline().into_iter().chain(place_at).min()?;
-        self.begun.checked_add(self.clock.real(at))
+        self.begun.checked_add(self.clock.wake(at))
     }
 
     /// Handles one of the `ready` guests, or accepts a guest if one has connected.
