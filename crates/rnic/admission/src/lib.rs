@@ -26,12 +26,15 @@ pub struct Limits {
     /// Silence after which a visitor may be evicted to make room for another visitor. A visitor is silent while it
     /// completes no step of its opening. An honest visitor completes its next step within a round trip.
     pub patience: Duration,
+    /// Time that is added to `patience` after a visitor has completed a step, for an opening whose next step takes
+    /// longer than a round trip.
+    pub patience_after_step: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         let (total, patience) = (Duration::from_secs(10), Duration::from_millis(100));
-        Self { visitors: 256, stepped: usize::MAX, total, patience }
+        Self { visitors: 256, stepped: usize::MAX, total, patience, patience_after_step: Duration::ZERO }
     }
 }
 
@@ -90,16 +93,24 @@ impl Admission {
         Self { limits, visitors: BTreeMap::new(), next: 0 }
     }
 
+    /// Returns the time until which the silence of a visitor is no reason to evict it.
+    fn silent_until(&self, visitor: &Visitor) -> Duration {
+        let after_step = if visitor.has_stepped { self.limits.patience_after_step } else { Duration::ZERO };
+        visitor.stepped.saturating_add(self.limits.patience).saturating_add(after_step)
+    }
+
     /// Sets [`Limits::total`] for visitors that arrive from now on.
     pub fn set_total(&mut self, total: Duration) {
         self.limits.total = total;
     }
 
-    /// Returns the visitor to evict first: a visitor that has got its last bytes, or otherwise the visitor that has
-    /// been silent for the longest time. A visitor that waits for room is not silent, so a crowd cannot evict it
-    /// unread. A visitor that has already sent bytes without a step has no such protection.
+    /// Returns the visitor to evict first: a visitor that has got its last bytes, or otherwise the visitor that may be
+    /// evicted first for its silence. A visitor that waits for room is not silent, so a crowd cannot evict it unread. A
+    /// visitor that has already sent bytes without a step has no such protection.
     fn longest_silent(&self) -> Option<(Number, Visitor)> {
-        let by_silence = |(number, visitor): &(Number, Visitor)| (!visitor.is_answered, visitor.stepped, *number);
+        let by_silence = |(number, visitor): &(Number, Visitor)| {
+            (!visitor.is_answered, self.silent_until(visitor), visitor.stepped, *number)
+        };
         let visitors = self.visitors.iter().map(|(number, visitor)| (*number, *visitor));
         visitors.filter(|(_, visitor)| !visitor.waits || visitor.fruitless > 0).min_by_key(by_silence)
     }
@@ -113,7 +124,7 @@ impl Admission {
     fn evictable_at(&self) -> Option<Duration> {
         self.longest_silent().map(|(_, visitor)| match visitor.is_answered {
             true => Duration::ZERO,
-            false => visitor.stepped.saturating_add(self.limits.patience),
+            false => self.silent_until(&visitor),
         })
     }
 
@@ -173,7 +184,7 @@ impl Admission {
     /// unread.
     pub fn step_at(&self) -> Duration {
         let oldest = self.oldest_of(self.limits.stepped);
-        oldest.map_or(Duration::ZERO, |(_, visitor)| visitor.stepped.saturating_add(self.limits.patience))
+        oldest.map_or(Duration::ZERO, |(_, visitor)| self.silent_until(&visitor))
     }
 
     /// Returns whether a visitor has not completed its first step.
@@ -298,7 +309,13 @@ mod tests {
         Duration::from_millis(count)
     }
 
-    const LIMITS: Limits = Limits { visitors: 4, stepped: usize::MAX, total: ms(10_000), patience: ms(100) };
+    const LIMITS: Limits = Limits {
+        visitors: 4,
+        stepped: usize::MAX,
+        total: ms(10_000),
+        patience: ms(100),
+        patience_after_step: Duration::ZERO,
+    };
 
     fn full(at: u64) -> Admission {
         let mut admission = Admission::new(LIMITS);
@@ -341,6 +358,17 @@ mod tests {
         assert_eq!(admission.place_at(), ms(102));
         assert_eq!(arrive(&mut admission, 102), Some(2));
         assert_eq!(admission.len(), 4);
+    }
+
+    /// The next step of an honest visitor may take longer than the first one, so silent visitors make room before.
+    #[test]
+    fn a_visitor_with_a_step_may_have_more_patience() {
+        let mut admission = Admission::new(Limits { patience_after_step: ms(900), ..LIMITS });
+        (0..4).for_each(|at| assert_eq!(arrive(&mut admission, at), None));
+        (0..3).for_each(|number| admission.heard(number, ms(10 + number), Progress::Step));
+        assert_eq!((admission.place_at(), admission.in_the_way()), (ms(103), Some(3)));
+        admission.heard(3, ms(20), Progress::Step);
+        assert_eq!((admission.place_at(), admission.in_the_way()), (ms(1010), Some(0)));
     }
 
     #[test]

@@ -342,7 +342,7 @@ fn a_visitor_with_a_step_gets_a_last_turn() {
 /// arrive. They evict the visitor that is silent, and both others still have their turns, the older one first.
 #[test]
 fn a_crowd_evicts_no_visitor_that_waits_unread() {
-    let limits = Limits { visitors: 3, stepped: 1, patience: PATIENCE, total: Duration::MAX };
+    let limits = Limits { visitors: 3, stepped: 1, patience: PATIENCE, total: Duration::MAX, ..Limits::default() };
     let mut lobby = lobby(limits);
     let mut silent = said(b"token\n", &lobby);
     assert!(settle(&mut lobby).is_empty());
@@ -369,7 +369,7 @@ fn a_crowd_evicts_no_visitor_that_waits_unread() {
 /// A visitor that has sent nothing does not wait for room, and makes room for others.
 #[test]
 fn a_silent_visitor_does_not_wait_for_room() {
-    let limits = Limits { visitors: 3, stepped: 1, patience: PATIENCE, total: Duration::MAX };
+    let limits = Limits { visitors: 3, stepped: 1, patience: PATIENCE, total: Duration::MAX, ..Limits::default() };
     let mut lobby = lobby(limits);
     let silent = connect(&lobby);
     assert!(settle(&mut lobby).is_empty());

@@ -11,8 +11,17 @@ use crate::own_process::{Opening, OwnProcess};
 use crate::shm::sys;
 
 /// Bounds on guests. Further guests wait in the queue of the listener.
-pub(super) const LIMITS: Limits =
-    Limits { visitors: 64, stepped: usize::MAX, total: Duration::from_secs(2), patience: Duration::from_millis(100) };
+///
+/// A guest sends its invitation when it connects. But it proves its address after two of its threads had a processor:
+/// one reads the challenge, the other sends the proof. On a machine with more processes than processors, this takes
+/// hundreds of milliseconds, and a job of more than 64 processes may meet one device at once.
+pub(super) const LIMITS: Limits = Limits {
+    visitors: 64,
+    stepped: usize::MAX,
+    total: Duration::from_secs(2),
+    patience: Duration::from_millis(100),
+    patience_after_step: Duration::from_millis(900),
+};
 
 impl Host {
     /// Returns whether a further guest is allowed: peers, guests and unread reports must be below their limits.
