@@ -99,6 +99,11 @@ impl Admission {
         visitor.stepped.saturating_add(self.limits.patience).saturating_add(after_step)
     }
 
+    /// Sets [`Limits::visitors`]. Visitors beyond the new limit stay, and make room for new ones one by one.
+    pub fn set_visitors(&mut self, visitors: usize) {
+        self.limits.visitors = visitors;
+    }
+
     /// Sets [`Limits::total`] for visitors that arrive from now on.
     pub fn set_total(&mut self, total: Duration) {
         self.limits.total = total;
@@ -358,6 +363,18 @@ mod tests {
         assert_eq!(admission.place_at(), ms(102));
         assert_eq!(arrive(&mut admission, 102), Some(2));
         assert_eq!(admission.len(), 4);
+    }
+
+    #[test]
+    fn the_number_of_places_can_change() {
+        let mut admission = full(0);
+        admission.set_visitors(5);
+        assert_eq!((admission.place_at(), arrive(&mut admission, 10)), (ms(0), None));
+        admission.set_visitors(3);
+        assert_eq!((admission.place_at(), arrive(&mut admission, 100), admission.len()), (ms(100), Some(0), 5));
+        (1..6).for_each(|number| admission.leave(number));
+        admission.set_visitors(0);
+        assert_eq!((admission.place_at(), admission.in_the_way()), (Duration::MAX, None));
     }
 
     /// The next step of an honest visitor may take longer than the first one, so silent visitors make room before.

@@ -25,16 +25,19 @@ pub(super) const LIMITS: Limits = Limits {
 
 impl Host {
     /// Returns whether a further guest is allowed: peers, guests and unread reports must be below their limits.
-    pub(super) fn has_room(&self) -> bool {
-        self.peers.len() < peers_max()
-            && self.admission.has_place(self.clock.counted())
+    pub(super) fn has_room(&mut self) -> bool {
+        // Other peers may leave fewer places for guests.
+        let others = self.peers.len().saturating_sub(self.admission.len());
+        self.admission.set_visitors(LIMITS.visitors.min(peers_max().saturating_sub(others)));
+        self.admission.has_place(self.clock.counted())
             && self.shared.reports.iter().map(|reports| reports.waiting()).sum::<usize>() < PEERS_MAX
     }
 
     /// Returns the time of the next round if no guest sends a message before: for the deadline of a guest, for a guest
     /// that makes room for another one, or to count the time of guests.
     pub(super) fn guests_wake_at(&self) -> Option<Instant> {
-        let place_at = Some(self.admission.place_at()).filter(|&at| at > self.clock.counted());
+        let is_later = |&at: &Duration| at > self.clock.counted() && at < Duration::MAX;
+        let place_at = Some(self.admission.place_at()).filter(is_later);
         let at = self.admission.deadline().into_iter().chain(place_at).min()?;
         self.begun.checked_add(self.clock.wake(at))
     }
@@ -97,8 +100,18 @@ impl Host {
                 self.listener = None;
                 self.paused_until = Some(Instant::now() + HOST_AGAIN);
             }
-            // No descriptor or no memory is left. Without a pause, the waiting guests would keep this thread busy.
-            Err(_) => self.paused_until = Some(Instant::now() + PAUSE),
+            Err(_) => {
+                // No descriptor or no memory is left. A guest that leaves after a last turn frees a descriptor. Without
+                // a pause, the waiting guests would keep this thread busy.
+                let dispensable = |host: &Self| host.admission.dispensable(host.clock.counted());
+                if let Some(number) = dispensable(self) {
+                    self.hear_guest(number);
+                    if dispensable(self) == Some(number) {
+                        self.disconnect(number);
+                    }
+                }
+                self.paused_until = Some(Instant::now() + PAUSE);
+            }
         }
         false
     }

@@ -189,3 +189,67 @@ fn a_guest_has_a_second_for_its_proof_beside_a_crowd() {
     crowd.settle();
     assert!(crowd.has(late) && !crowd.has(1), "the guest that was asked first makes room after a second");
 }
+
+fn limit_descriptors(soft: u64) {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+}
+
+fn open_files() -> impl Iterator<Item = File> {
+    std::iter::from_fn(|| File::open("/dev/null").ok())
+}
+
+/// The descriptors of a process allow 50 peers, all of which are silent guests.
+#[test]
+fn guests_make_room_where_descriptors_bound_the_peers() {
+    doorbell_testing::in_own_process(
+        |_| {},
+        || {
+            let mut crowd = Crowd::new();
+            // The ends of the test get high numbers, so that low numbers are free below the limit.
+            limit_descriptors(400);
+            let low: Vec<_> = open_files().take(200).collect();
+            let _guests: Vec<_> = (0..50).map(|_| crowd.connect()).collect();
+            drop(low);
+            crowd.settle();
+            limit_descriptors(100);
+            assert_eq!((peers_max(), crowd.host.peers.len()), (50, 50));
+            let (_own, number) = crowd.connect();
+            crowd.pass(guests::LIMITS.patience);
+            eventually("the new guest takes the place of the oldest", || {
+                crowd.round();
+                crowd.has(number)
+            });
+            assert!(!crowd.has(0) && crowd.has(1));
+            // Guests find no place beside other peers, and the thread sleeps.
+            limit_descriptors(0);
+            crowd.host.admission = Admission::new(guests::LIMITS);
+            assert!(!crowd.host.has_room());
+            assert_eq!(crowd.host.guests_wake_at(), None);
+            limit_descriptors(400);
+        },
+    );
+}
+
+/// A guest connects when the process has no descriptor left.
+#[test]
+fn a_silent_guest_makes_room_if_no_descriptor_is_left() {
+    doorbell_testing::in_own_process(
+        |_| {},
+        || {
+            let mut crowd = Crowd::new();
+            let _guests: Vec<_> = (0..4).map(|_| crowd.connect()).collect();
+            crowd.settle();
+            let (_own, number) = crowd.connect();
+            limit_descriptors(200);
+            let files: Vec<_> = open_files().collect();
+            assert!(!files.is_empty());
+            crowd.pass(guests::LIMITS.patience);
+            eventually("the new guest takes the descriptor of the oldest", || {
+                crowd.round();
+                crowd.has(number)
+            });
+            assert!(!crowd.has(0) && crowd.has(1));
+        },
+    );
+}
