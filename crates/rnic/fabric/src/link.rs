@@ -171,6 +171,13 @@ pub trait Link: Send {
         true
     }
 
+    /// Prepares for the first queue pair of the engine. From now on, the engine's thread calls the link.
+    fn begin(&mut self) {
+        if let Some(inner) = self.inner_mut() {
+            inner.begin();
+        }
+    }
+
     /// Lets the next call of [`receive`](Self::receive) look wherever a packet may have arrived. Other calls may look
     /// at some places in turn.
     fn look_everywhere(&mut self) {

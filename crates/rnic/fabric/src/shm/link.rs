@@ -413,6 +413,12 @@ impl Link for SharedMemoryLink {
             || self.peers.iter().flatten().any(may_have_work)
     }
 
+    fn begin(&mut self) {
+        if let Some(meeting) = &self.meeting {
+            meeting.begin();
+        }
+    }
+
     fn look_everywhere(&mut self) {
         self.look_at_all = true;
         self.last_shared_ns = None;

@@ -298,8 +298,11 @@ impl Host {
                     && usize::from(from.0) < ENGINES_MAX
                     && reaches(self.local.ip(), address);
                 let mapping = Mapping::adopt(file.as_fd()).ok().filter(|_| is_fit);
+                // An engine without a thread would leave the reports unread. No packets go to it, since its first queue
+                // pair has no number yet. The inviter uses UDP, and invites the engine again.
+                let has_engine = self.shared.reports.get(usize::from(to.0)).is_some_and(|reports| reports.has_reader());
                 let (mapping, answer) = match mapping {
-                    Some(_) if usize::from(to.0) >= self.shared.reports.len() => (None, Answer::NoEngine),
+                    Some(_) if !has_engine => (None, Answer::NoEngine),
                     Some(mapping) => (Some(mapping), Answer::Accepted),
                     None => (None, Answer::Rejected),
                 };

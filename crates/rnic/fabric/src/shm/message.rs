@@ -62,7 +62,7 @@ pub(super) enum Answer {
     Rejected = 0,
     /// The host shares memory.
     Accepted = 1,
-    /// The host has no engine with this identifier.
+    /// The host has no engine with this identifier, or the engine has had no queue pair yet.
     NoEngine = 2,
 }
 

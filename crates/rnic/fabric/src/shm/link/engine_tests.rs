@@ -11,8 +11,15 @@ use crate::seal::Sealer;
 use crate::testing::{info, packet, path};
 use crate::{BindRequest, bind_engines};
 
-/// Returns the links of a device.
+/// Returns the links of a device whose engines have queue pairs.
 fn links(engines: usize) -> Vec<SharedMemoryLink> {
+    let mut links = waiting_links(engines);
+    links.iter_mut().for_each(Link::begin);
+    links
+}
+
+/// Returns the links of a device. Only the first engine has begun.
+fn waiting_links(engines: usize) -> Vec<SharedMemoryLink> {
     let udps = bind_engines(BindRequest { port: PORT, ..BindRequest::default() }, engines).unwrap();
     SharedMemoryLink::start(udps, LinkChoice::Auto).unwrap()
 }
@@ -114,6 +121,31 @@ fn packets_to_an_engine_that_a_device_lacks_go_over_udp() {
     assert_eq!(peers_of(&a[1]), []);
     let counted = a[1].link_counters();
     assert_eq!((counted.tx_udp_packets, counted.tx_shared_memory_packets, counted.shared_memory_refused), (1, 0, 0));
+}
+
+/// Receives all packets that the peer has sent.
+fn receive_all(link: &mut SharedMemoryLink, from: &SharedMemoryLink) {
+    eventually("all packets arrive", || {
+        link.receive(now_ns(), &mut Plain::default()).unwrap();
+        link.counters().packets_received == from.counters().packets_sent
+    });
+}
+
+#[test]
+fn an_engine_shares_memory_from_its_first_queue_pair_on() {
+    let (mut a, mut b) = (links(1), waiting_links(2));
+    let to = end_of(&b, 1);
+    send_to(&mut a[0], to, 1);
+    let counted = a[0].link_counters();
+    assert_eq!((counted.tx_udp_packets, counted.tx_shared_memory_packets, counted.shared_memory_refused), (1, 0, 0));
+    assert!(b[1].meeting.as_ref().unwrap().news().is_empty(), "the engine has a report that no thread takes");
+    b[1].begin();
+    eventually("the engines share memory", || {
+        send_to(&mut a[0], to, 1);
+        receive_all(&mut b[1], &a[0]);
+        a[0].counters().packets_sent > 0
+    });
+    exchange(&mut a[0], to, &mut b[1]);
 }
 
 #[test]

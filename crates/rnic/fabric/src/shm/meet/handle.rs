@@ -30,7 +30,8 @@ pub(in crate::shm) enum News {
     /// The engine `peer` shares memory. `made_here` states whether this device created the rings.
     Arrived { id: u64, peer: PathEnd, mapping: Mapping, made_here: bool },
     /// The engine `peer` does not share memory, for the reason `why`. `None` means that no socket listens at the name
-    /// of its device, that the device has no such engine, or that it has not answered an earlier invitation.
+    /// of its device, that the device has no such engine, that the engine has had no queue pair, or that the device has
+    /// not answered an earlier invitation.
     Absent { peer: PathEnd, why: Option<String> },
     /// The peer has closed or died.
     Gone { id: u64 },
@@ -50,6 +51,8 @@ pub(super) enum Wish {
 /// Reports of the thread that the link of one engine has not taken.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
+    /// Whether the engine has a thread, which takes the reports.
+    has_reader: AtomicBool,
     has_news: AtomicBool,
     news: Mutex<Vec<News>>,
 }
@@ -58,6 +61,11 @@ impl Reports {
     pub(super) fn add(&self, news: News) {
         lock(&self.news).push(news);
         self.has_news.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the engine takes its reports.
+    pub(super) fn has_reader(&self) -> bool {
+        self.has_reader.load(Ordering::Acquire)
     }
 
     /// Returns the number of reports.
@@ -90,10 +98,12 @@ pub(super) struct MeetingState {
 
 impl MeetingState {
     pub(super) fn new(engines: usize) -> io::Result<Self> {
+        // The thread of the first engine begins with the device.
+        let reports = |engine| Arc::new(Reports { has_reader: AtomicBool::new(engine == 0), ..Reports::default() });
         Ok(Self {
             kick: OwnEvent::new()?,
             stop: AtomicBool::new(false),
-            reports: (0..engines).map(|_| Arc::default()).collect(),
+            reports: (0..engines).map(reports).collect(),
             wishes: Mutex::default(),
             awaited: Mutex::default(),
         })
@@ -155,6 +165,11 @@ impl Meeting {
             thread: Arc::clone(&thread),
         });
         Ok((handles.collect(), refused))
+    }
+
+    /// Accepts invitations to the engine from now on. The caller must take the reports from now on.
+    pub(in crate::shm) fn begin(&self) {
+        self.reports.has_reader.store(true, Ordering::Release);
     }
 
     /// Returns the thread's reports since the last call.
