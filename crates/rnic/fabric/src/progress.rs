@@ -38,6 +38,7 @@ mod habits;
 mod lock;
 mod policy;
 mod port;
+mod scheduling;
 mod thread;
 mod wake;
 

@@ -13,6 +13,7 @@ use doorbell_verbs_core::LinkCounters;
 
 use super::clock::Clock;
 use super::lock::Guard;
+use super::scheduling::Scheduling;
 use super::wake::Wakeups;
 use super::{DrivenRnic, ThreadState, exit};
 use crate::driver::Driver;
@@ -42,8 +43,12 @@ pub(super) enum EngineThread {
     /// No thread.
     #[default]
     None,
-    /// Before the first queue pair. The thread will watch the socket.
-    Waiting(Arc<OwnProcess>),
+    /// Before the first queue pair. The thread will watch the socket. Its affinity and policy are those of the thread
+    /// that opened the device, since a program may pin the threads that create queue pairs.
+    Waiting {
+        readable: Arc<OwnProcess>,
+        scheduling: Scheduling,
+    },
     Running(JoinHandle<()>),
 }
 
@@ -112,7 +117,8 @@ impl DrivenRnic {
         for (state, _) in &states {
             let _ = state.engines.set(Arc::clone(&engines));
         }
-        let waiting = |readable| Mutex::new(EngineThread::Waiting(Arc::new(readable)));
+        let scheduling = Scheduling::inherited();
+        let waiting = |readable| Mutex::new(EngineThread::Waiting { readable: Arc::new(readable), scheduling });
         let make = |(shared, readable)| Self { shared, thread: waiting(readable) };
         let engines: Vec<Self> = states.into_iter().map(make).collect();
         if let Some(first) = engines.first() {
@@ -132,11 +138,15 @@ impl DrivenRnic {
             return Ok(());
         }
         let mut thread = self.thread.lock().ignore_poison();
-        let EngineThread::Waiting(readable) = &*thread else { return Ok(()) };
-        let (shared, readable) = (Arc::clone(&self.shared), Arc::clone(readable));
+        let EngineThread::Waiting { readable, scheduling } = &*thread else { return Ok(()) };
+        let (shared, readable, scheduling) = (Arc::clone(&self.shared), Arc::clone(readable), *scheduling);
         let run = move || shared.run(&readable);
-        *thread = EngineThread::Running(guard::spawn_without_signals(crate::DRIVER_THREAD, run)?);
+        let running = guard::spawn_without_signals(crate::DRIVER_THREAD, run)?;
+        // The thread itself may not get a processor if its creator has a real-time policy.
+        scheduling.give_to(&running);
+        *thread = EngineThread::Running(running);
         exit::add(&self.shared);
+        self.shared.lock().link_mut().begin();
         Ok(())
     }
 }
@@ -189,10 +199,82 @@ impl ThreadState {
 
 #[cfg(test)]
 mod tests {
-    use doorbell_rnic::EngineId;
+    use std::net::UdpSocket;
+    use std::os::fd::OwnedFd;
+    use std::thread::{self, ThreadId};
+
+    use doorbell_rnic::{Config, EngineId, TransmitBatch};
+    use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
     use super::*;
+    use crate::link::{LinkProperties, Sink};
     use crate::testing::outer;
+
+    /// Link with packets that arrived before the first queue pair. It records the threads that receive them.
+    struct Early {
+        left: usize,
+        receivers: Arc<Mutex<Vec<ThreadId>>>,
+    }
+
+    impl Link for Early {
+        fn properties(&self) -> LinkProperties {
+            LinkProperties { sealed: false }
+        }
+
+        fn transmit(&mut self, _: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+            *next = batch.runs().len();
+            Ok(())
+        }
+
+        fn receive(&mut self, _: u64, _: &mut dyn Sink) -> io::Result<usize> {
+            if self.left == 0 {
+                return Ok(0);
+            }
+            self.left -= 1;
+            self.receivers.lock().unwrap().push(thread::current().id());
+            Ok(1)
+        }
+
+        fn link_counters(&self) -> LinkCounters {
+            LinkCounters::default()
+        }
+    }
+
+    fn socket() -> OwnProcess {
+        OwnedFd::from(UdpSocket::bind(("127.0.0.1", 0)).unwrap()).into()
+    }
+
+    /// Starts a device with two engines. Three packets wait for the second engine, which has not begun. Also returns
+    /// the threads that receive these packets.
+    fn two_engines(readable: OwnProcess) -> (Vec<DrivenRnic>, Arc<Mutex<Vec<ThreadId>>>) {
+        let address = [10, 0, 0, 1].into();
+        let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
+        let first = Rnic::new(config, None);
+        let second = first.add_engine().unwrap();
+        let receivers = Arc::<Mutex<Vec<ThreadId>>>::default();
+        let ends = [(first, 0, socket()), (second, 3, readable)];
+        let parts = ends.map(|(rnic, left, readable)| {
+            let link = Box::new(Early { left, receivers: Arc::clone(&receivers) });
+            EngineParts { rnic, link, readable }
+        });
+        (DrivenRnic::start(parts.into(), ROCE_UDP_PORT).unwrap(), receivers)
+    }
+
+    #[test]
+    fn the_thread_of_an_engine_is_scheduled_as_that_of_the_first_engine() {
+        let (engines, _) = two_engines(socket());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                Scheduling::restrict_this_thread();
+                engines[1].begin().unwrap();
+            });
+        });
+        let shown = |engine: &DrivenRnic| match &*engine.thread.lock().unwrap() {
+            EngineThread::Running(thread) => Scheduling::of(thread).shown(),
+            _ => panic!("the engine has no thread"),
+        };
+        assert_eq!(shown(&engines[1]), shown(&engines[0]));
+    }
 
     #[test]
     fn packets_that_find_an_inbox_full_are_counted() {
