@@ -140,6 +140,7 @@ impl DrivenRnic {
         let mut thread = self.thread.lock().ignore_poison();
         let EngineThread::Waiting { readable, scheduling } = &*thread else { return Ok(()) };
         let (shared, readable, scheduling) = (Arc::clone(&self.shared), Arc::clone(readable), *scheduling);
+        shared.discard_arrived();
         let run = move || shared.run(&readable);
         let running = guard::spawn_without_signals(crate::DRIVER_THREAD, run)?;
         // The thread itself may not get a processor if its creator has a real-time policy.
@@ -176,6 +177,18 @@ impl ThreadState {
         if let Some(last) = last {
             last.kick();
         }
+    }
+
+    /// Drops and counts the packets that have arrived before the first queue pair, for example packets to an earlier
+    /// device at this address. In a full receive buffer, they would displace the first packets to the new queue pair.
+    /// They would also reach a queue pair that gets the number of an earlier one.
+    fn discard_arrived(&self) {
+        let mut driver = self.lock();
+        self.receive_strays(&mut driver);
+        let arrived = driver.receive_arrived(self.now_ns());
+        self.report(arrived);
+        drop(driver.rnic_mut().take_strays()); // the packets to other engines are as old
+        self.leave(driver);
     }
 
     /// Handles the packets that other engines have received.
@@ -274,6 +287,17 @@ mod tests {
             _ => panic!("the engine has no thread"),
         };
         assert_eq!(shown(&engines[1]), shown(&engines[0]));
+    }
+
+    #[test]
+    fn packets_that_arrive_before_the_first_queue_pair_are_dropped() {
+        let (engines, receivers) = two_engines(socket());
+        let address = [10, 0, 0, 2].into();
+        let bytes = vec![0; 16];
+        engines[1].shared.inbox.put(Stray { engine: EngineId(1), outer: outer(address, address), bytes });
+        engines[1].begin().unwrap();
+        assert_eq!(*receivers.lock().unwrap(), [thread::current().id(); 3]);
+        assert!(!engines[1].shared.inbox.has_packets());
     }
 
     #[test]
