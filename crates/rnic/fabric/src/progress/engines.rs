@@ -140,14 +140,22 @@ impl DrivenRnic {
         let mut thread = self.thread.lock().ignore_poison();
         let EngineThread::Waiting { readable, scheduling } = &*thread else { return Ok(()) };
         let (shared, readable, scheduling) = (Arc::clone(&self.shared), Arc::clone(readable), *scheduling);
-        shared.discard_arrived();
+        // The program may have closed the descriptors since it opened the device, and reused their numbers.
+        let is_intact = readable.is_intact() && shared.may_receive();
+        if is_intact {
+            shared.discard_arrived();
+        } else {
+            shared.is_abandoned.store(true, Ordering::Relaxed);
+        }
         let run = move || shared.run(&readable);
         let running = guard::spawn_without_signals(crate::DRIVER_THREAD, run)?;
         // The thread itself may not get a processor if its creator has a real-time policy.
         scheduling.give_to(&running);
         *thread = EngineThread::Running(running);
         exit::add(&self.shared);
-        self.shared.lock().link_mut().begin();
+        if is_intact {
+            self.shared.lock().link_mut().begin();
+        }
         Ok(())
     }
 }
@@ -213,8 +221,9 @@ impl ThreadState {
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
-    use std::os::fd::OwnedFd;
+    use std::os::fd::{AsFd, AsRawFd, OwnedFd};
     use std::thread::{self, ThreadId};
+    use std::time::Duration;
 
     use doorbell_rnic::{Config, EngineId, TransmitBatch};
     use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
@@ -298,6 +307,22 @@ mod tests {
         engines[1].begin().unwrap();
         assert_eq!(*receivers.lock().unwrap(), [thread::current().id(); 3]);
         assert!(!engines[1].shared.inbox.has_packets());
+    }
+
+    #[test]
+    fn an_engine_whose_descriptor_is_closed_does_not_use_its_link() {
+        let readable = socket();
+        let number = readable.as_fd().as_raw_fd();
+        let (engines, receivers) = two_engines(readable);
+        nix::unistd::close(number).unwrap();
+        engines[1].begin().unwrap();
+        let begun = Instant::now();
+        while !engines[1].shared.is_abandoned.load(Ordering::Relaxed) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the engine still uses its descriptors");
+            thread::yield_now();
+        }
+        drop(engines);
+        assert_eq!(*receivers.lock().unwrap(), []);
     }
 
     #[test]
