@@ -6,6 +6,8 @@ mod waiting;
 mod writing;
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, iter};
 
 use doorbell_rnic::{Loan, MAX_RUN_PACKETS, Path, PathEnd, Run, TransmitBatch, earliest};
@@ -81,7 +83,8 @@ pub struct SharedMemoryLink {
     /// Whether the last call of `receive` read the UDP socket for another reason than the time since the last read.
     expects_udp: bool,
     counters: SharedMemoryCounters,
-    has_explained: bool,
+    /// Whether a refusal of shared memory was logged. The links of all engines of the device share it.
+    has_explained: Arc<AtomicBool>,
 }
 
 /// Counters of a link with shared memory.
@@ -130,11 +133,13 @@ impl SharedMemoryLink {
             Err(error) => (Vec::new(), Some(error)),
         };
         let meetings = meetings.into_iter().map(Some).chain(iter::repeat_with(|| None));
-        let links = udps.into_iter().zip(meetings).map(|(udp, meeting)| Self::new(udp, choice, meeting));
+        let has_explained = Arc::<AtomicBool>::default();
+        let new = |(udp, meeting)| Self::new(udp, choice, meeting, Arc::clone(&has_explained));
+        let links = udps.into_iter().zip(meetings).map(new);
         let mut links: Vec<Self> = links.collect();
         if let Some(error) = refused {
             links[0].counters.refusals += 1;
-            links.iter_mut().for_each(|link| link.has_explained = true);
+            has_explained.store(true, Ordering::Relaxed);
             tracing::info!(
                 "{local} cannot offer shared memory to devices of this machine ({error}): devices that send to it first use UDP"
             );
@@ -142,7 +147,7 @@ impl SharedMemoryLink {
         Ok(links)
     }
 
-    fn new(udp: UdpLink, choice: LinkChoice, meeting: Option<Meeting>) -> Self {
+    fn new(udp: UdpLink, choice: LinkChoice, meeting: Option<Meeting>, has_explained: Arc<AtomicBool>) -> Self {
         let local = udp.local_socket_address();
         Self {
             udp,
@@ -168,7 +173,7 @@ impl SharedMemoryLink {
             udp_looked_at_ns: 0,
             expects_udp: true,
             counters: SharedMemoryCounters::default(),
-            has_explained: false,
+            has_explained,
         }
     }
 

@@ -149,6 +149,15 @@ fn an_engine_shares_memory_from_its_first_queue_pair_on() {
 }
 
 #[test]
+fn a_device_logs_one_refusal_for_all_its_engines() {
+    let mut a = links(2);
+    assert!(!a[1].has_explained.load(Ordering::Relaxed));
+    a[0].explain([127, 77, 43, 19].into(), "the device rejected the invitation");
+    assert!(a[1].has_explained.load(Ordering::Relaxed));
+    assert_eq!((a[0].counters().refusals, a[1].counters().refusals), (1, 0));
+}
+
+#[test]
 fn a_full_ring_delays_no_other_engine() {
     let (mut a, mut b, to) = one_and_two_engines();
     while a[0].counters().held == 0 {

@@ -1,6 +1,7 @@
 //! Reports of the thread that shares memory with other devices, and peers that arrive and depart.
 
 use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 
 use doorbell_rnic::PathEnd;
 
@@ -117,7 +118,7 @@ impl SharedMemoryLink {
     #[cold]
     pub(super) fn explain(&mut self, address: IpAddr, why: &str) {
         self.counters.refusals += 1;
-        if !std::mem::replace(&mut self.has_explained, true) {
+        if !self.has_explained.swap(true, Ordering::Relaxed) {
             tracing::info!(
                 "{address} is a device of this machine that shares no memory with this one: {why}; packets to it {} \
                  until a later try succeeds, and this is logged once",
