@@ -6,6 +6,7 @@
 //! packet to an engine of an address, and receives the result as [`News`]. After that, packets do not involve this
 //! thread. The links of all engines of a device have one thread.
 
+mod absences;
 mod connection;
 mod guests;
 mod handle;
@@ -22,6 +23,7 @@ use doorbell_rnic::{ENGINES_MAX, EngineId, PathEnd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 
+use self::absences::Absences;
 use self::connection::{Heard, call, hear, host, host_or_beside, send};
 pub(super) use self::handle::{Meeting, News};
 use self::handle::{MeetingState, Wish, lock};
@@ -91,6 +93,7 @@ struct Host {
     local: SocketAddr,
     answer_within: Duration,
     next_id: u64,
+    absences: Absences,
     admission: Admission,
     begun: Instant,
     clock: Clock,
@@ -123,6 +126,7 @@ impl Host {
             plain_again: is_beside.then_some(again),
             peers: Vec::new(),
             next_id: 0,
+            absences: Absences::new(false),
             admission: Admission::new(guests::LIMITS),
             begun: Instant::now(),
             clock: Clock::default(),
@@ -245,6 +249,7 @@ impl Host {
     /// absent if packets must not wait for an answer.
     fn invite_unless_invited(&mut self, own: EngineId, guest: PathEnd) {
         let pair = (own, guest);
+        let pauses = self.absences.pauses(guest.address, Instant::now());
         let is_it = |peer: &Peer| matches!(peer.stage, Stage::Invited { own, peer, .. } if (own, peer) == pair);
         if let Some(index) = self.peers.iter().position(is_it) {
             match self.peers[index].stage {
@@ -258,11 +263,14 @@ impl Host {
                 _ => self.fail(index, "the challenge of the device did not arrive"),
             }
         }
-        match self.invite(own, guest) {
-            Ok(Some(peer)) => self.peers.push(peer),
-            Ok(None) => self.tell(own, News::Absent { peer: guest, why: None }),
-            Err(why) => self.tell(own, News::Absent { peer: guest, why: Some(why) }),
-        }
+        let invited = if pauses { Ok(None) } else { self.invite(own, guest) };
+        let why = match invited {
+            Ok(Some(peer)) => return self.peers.push(peer),
+            Ok(None) => None,
+            Err(why) => Some(why),
+        };
+        self.absences.add(guest.address, Instant::now());
+        self.tell(own, News::Absent { peer: guest, why });
     }
 
     /// Connects to a device and sends the invitation. Returns `None` if no socket listens at the device's name.
@@ -355,6 +363,7 @@ impl Host {
             Stage::Guest | Stage::Sharing { .. } | Stage::Over => return,
         };
         peer.stage = Stage::Sharing { id, own };
+        self.absences.remove(end.address);
         self.tell(own, News::Arrived { id, peer: end, mapping, made_here });
     }
 
@@ -370,6 +379,9 @@ impl Host {
         match std::mem::replace(&mut self.peers[index].stage, Stage::Over) {
             Stage::Invited { own, peer, nonce, is_late, .. } => {
                 lock(&self.shared.awaited).remove(&nonce);
+                if why.is_some() {
+                    self.absences.add(peer.address, Instant::now());
+                }
                 if !is_late {
                     self.tell(own, News::Absent { peer, why });
                 }

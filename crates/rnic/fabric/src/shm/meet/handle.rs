@@ -12,6 +12,7 @@ use doorbell_sync::IgnorePoison;
 use rustc_hash::FxHashSet;
 
 use super::Host;
+use super::absences::Absences;
 use super::connection::host_or_beside;
 use crate::guard::spawn_without_signals;
 use crate::own_event::OwnEvent;
@@ -31,7 +32,7 @@ pub(in crate::shm) enum News {
     Arrived { id: u64, peer: PathEnd, mapping: Mapping, made_here: bool },
     /// The engine `peer` does not share memory, for the reason `why`. `None` means that no socket listens at the name
     /// of its device, that the device has no such engine, that the engine has had no queue pair, or that the device has
-    /// not answered an earlier invitation.
+    /// not answered an earlier invitation. It also means that an invitation was in vain a short time ago.
     Absent { peer: PathEnd, why: Option<String> },
     /// The peer has closed or died.
     Gone { id: u64 },
@@ -155,7 +156,8 @@ impl Meeting {
                 Err(error) => break (None, Some(error)),
             }
         };
-        let host = Host::new(Arc::clone(&shared), local, udp, answer_within, hosted);
+        let mut host = Host::new(Arc::clone(&shared), local, udp, answer_within, hosted);
+        host.absences = Absences::new(must_host);
         let thread = Some(spawn_without_signals(crate::MEETING_THREAD, move || host.run())?);
         let all = Arc::clone(&shared);
         let thread = Arc::new(MeetingThread { shared, thread });
