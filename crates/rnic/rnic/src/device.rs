@@ -178,8 +178,13 @@ impl DeviceObjects {
         Some(EngineId(before as u8))
     }
 
+    /// Returns the number of engines.
+    pub(crate) fn engines(&self) -> usize {
+        self.engines.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn has_engine(&self, engine: EngineId) -> bool {
-        usize::from(engine.0) < self.engines.load(Ordering::Relaxed)
+        usize::from(engine.0) < self.engines()
     }
 
     pub(crate) fn counts(&self) -> Counts {

@@ -239,8 +239,7 @@ pub fn open_on(end: LinkEnd, options: &SoftOptions) -> Result<Device, Error> {
 /// Starts a device with one engine for each end of a link, all with one address.
 fn start(mut ends: Vec<LinkEnd>, options: &SoftOptions) -> Result<Soft, Error> {
     let LinkEnd { link, readable, address, port, active_mtu, receive_buffer_bytes } = ends.remove(0);
-    // A peer with one engine has one buffer for the packets of all engines. Their windows fit into it together.
-    let receive_buffer_bytes = (receive_buffer_bytes / (1 + ends.len())) as u64;
+    let receive_buffer_bytes = receive_buffer_bytes as u64;
     let config = Config { address, active_mtu, receive_buffer_bytes, seed: seed_of(options)? };
     start_driven(link, Drive::Thread(readable), ends, config, port, options)
 }

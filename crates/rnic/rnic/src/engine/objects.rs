@@ -436,8 +436,10 @@ impl Rnic {
 
     fn join_destination(&mut self, address: IpAddr) -> usize {
         let (destinations, config, policy) = (&mut self.core.destinations, &self.config, &self.core.policy);
+        // A peer with one engine has one buffer for the packets of all engines. Their windows fit into it together.
+        let share_bytes = config.receive_buffer_bytes / self.device.engines() as u64;
         let index = *self.by_address.entry(address).or_insert_with(|| {
-            let window = Window::new(config.receive_buffer_bytes, policy.max_window_bytes);
+            let window = Window::new(share_bytes, policy.max_window_bytes);
             destinations.insert(Destination { address, users: 0, window })
         });
         self.core.destinations[index].users += 1;
@@ -526,5 +528,30 @@ impl Rnic {
     /// Returns a random packet sequence number, for the first packet of a connection.
     pub fn random_psn(&mut self) -> Psn {
         Psn::new(self.psn_rng.next_u32())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_wire::PathMtu;
+
+    use super::*;
+    use crate::Config;
+
+    /// Returns the windows of an engine of a device with this number of engines: for packets to a peer, and for READ
+    /// responses to the engine's own receive buffer.
+    fn windows(engines: usize) -> [u64; 2] {
+        let address = [10, 0, 0, 1].into();
+        let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 400_000, seed: [7; 32] };
+        let mut rnic = Rnic::new(config, None);
+        let _further: Vec<_> = (1..engines).map(|_| rnic.add_engine().unwrap()).collect();
+        let destination = rnic.join_destination([10, 0, 0, 2].into());
+        [rnic.core.destinations[destination].window.limit(), rnic.core.inbound.limit()]
+    }
+
+    #[test]
+    fn the_engines_of_a_device_share_the_buffer_of_a_peer_but_not_their_own() {
+        assert_eq!(windows(1), [100_000, 100_000]);
+        assert_eq!(windows(4), [25_000, 100_000]);
     }
 }
