@@ -50,6 +50,10 @@ const LEFT: &str = "the peer has left, or the id has already answered the peer";
 /// Default backlog of a listener: the maximum number of requests that the program has not retrieved.
 pub(super) const DEFAULT_BACKLOG: usize = 1024;
 
+/// Length of the kernel's queue of a listener. Strangers that never send a request also wait in this queue, so the
+/// queue is longer than the backlog. The line itself enforces the backlog of the program.
+pub(super) const KERNEL_BACKLOG: c_int = 4096;
+
 /// Phase of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {

@@ -33,7 +33,7 @@ use doorbell_ibverbs_sys as c;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
-use super::line::DEFAULT_BACKLOG;
+use super::line::KERNEL_BACKLOG;
 
 const PORT: &str = "doorbell-cm/port/";
 const LISTEN: &str = "doorbell-cm/listen/";
@@ -277,7 +277,7 @@ impl Claim {
         let host = if any { ANY.to_owned() } else { host(self.bound.address) };
         bind_or_beside(&socket, listener(self.bound.space, self.bound.address.port(), &host))?;
         // `Line` enforces the backlog that the program requested.
-        SockRef::from(&socket).listen(DEFAULT_BACKLOG as c_int)?;
+        SockRef::from(&socket).listen(KERNEL_BACKLOG)?;
         Ok(socket)
     }
 

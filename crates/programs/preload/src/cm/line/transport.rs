@@ -13,7 +13,7 @@ use doorbell_verbs::QpKind;
 use nix::sys::epoll::EpollFlags;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
-use super::{ANSWER, Line, Options, Phase, READ, State, refused, soon};
+use super::{ANSWER, KERNEL_BACKLOG, Line, Options, Phase, READ, State, refused, soon};
 use crate::cm::address::canonical;
 use crate::cm::channel::Detail;
 use crate::cm::message::{Host, Message, lookup, reason};
@@ -112,7 +112,7 @@ impl Line {
             state.options.reuse = false;
         }
         state.listening.push(here);
-        if let Err(why) = self.listen_to_network(&mut state, backlog) {
+        if let Err(why) = self.listen_to_network(&mut state) {
             why.tell("rdma_listen");
         }
         state.phase = Phase::Listening { backlog };
@@ -121,13 +121,13 @@ impl Line {
 
     /// Also listens at the TCP port, for clients on other machines. Does nothing if other machines cannot reach the
     /// RNIC or the listener's address.
-    fn listen_to_network(&self, state: &mut State, backlog: usize) -> Answer<()> {
+    fn listen_to_network(&self, state: &mut State) -> Answer<()> {
         let Some(local) = state.local.filter(|local| state.has_network && !local.ip().is_loopback()) else {
             return Ok(());
         };
         let listen = |kept: Option<OwnProcess>| -> io::Result<OwnProcess> {
             let socket = kept.map_or_else(|| tcp_socket(local, state.options), Ok)?;
-            SockRef::from(&socket).listen(backlog.try_into().unwrap_or(c_int::MAX))?;
+            SockRef::from(&socket).listen(KERNEL_BACKLOG)?;
             Ok(socket)
         };
         let kept = state.tcp.take();
@@ -163,8 +163,8 @@ impl Line {
     /// Listens for other machines again, after the program failed to bind the TCP port.
     pub(in crate::cm) fn return_to_tcp(&self) {
         let Some(mut state) = attempt(&self.state) else { return };
-        if let Phase::Listening { backlog } = state.phase
-            && let Err(why) = self.listen_to_network(&mut state, backlog)
+        if let Phase::Listening { .. } = state.phase
+            && let Err(why) = self.listen_to_network(&mut state)
         {
             why.tell("bind");
         }
