@@ -8,6 +8,7 @@
 
 mod incoming;
 mod transport;
+mod visitors;
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -31,8 +32,8 @@ use super::service::{self, Number, Service};
 use crate::objects::answer::{Answer, Refused};
 use crate::process::{config, fork};
 
-#[cfg(test)]
 pub(super) use incoming::ARRIVAL;
+use visitors::Visitors;
 
 /// Deadline for a program to accept or reject a request, including the time for the answer to reach the peer. The
 /// kernel's connection manager waits for the same time after it has sent an MRA (2^24 times 4.096 us).
@@ -157,7 +158,7 @@ pub(super) struct State {
     /// Listener that accepted this connection.
     listener: Option<Arc<Line>>,
     /// Connections of this listener that have not sent their request yet.
-    arriving: Vec<Number>,
+    visitors: Visitors,
 }
 
 pub(super) struct Line {
@@ -215,7 +216,7 @@ impl Line {
             begun: None,
             called: None,
             listener: None,
-            arriving: Vec::new(),
+            visitors: Visitors::new(),
         };
         Self { number: service.number(), service, generation: fork::generation(), state: Mutex::new(state) }
     }

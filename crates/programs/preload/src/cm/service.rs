@@ -231,16 +231,8 @@ impl Service {
         self.wake();
     }
 
-    /// Shortens the deadlines of these lines. No deadline of these lines is later than `until` afterwards.
-    pub(super) fn hasten(&self, numbers: &[Number], until: Instant) {
-        let mut table = self.table();
-        for number in numbers {
-            if let Some(served) = table.lines.get_mut(number) {
-                served.deadline = Some(served.deadline.map_or(until, |deadline| deadline.min(until)));
-            }
-        }
-        drop(table);
-        self.wake();
+    pub(super) fn line(&self, number: Number) -> Option<Arc<Line>> {
+        self.table().lines.get(&number).map(|served| Arc::clone(&served.line))
     }
 
     /// Removes a socket from the epoll before the line closes the socket. A forked child may also hold the socket, and
@@ -275,8 +267,7 @@ impl Service {
                     self.wake.reset();
                     continue;
                 }
-                let line = self.table().lines.get(&event.data()).map(|served| Arc::clone(&served.line));
-                if let Some(line) = line {
+                if let Some(line) = self.line(event.data()) {
                     apart(|| line.on_ready());
                 }
             }

@@ -2,8 +2,8 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 use doorbell_fabric::{Opening, OwnProcess};
 use doorbell_ibverbs_sys as c;
@@ -23,15 +23,6 @@ use crate::objects::answer::{Answer, Refused};
 /// Deadline for a peer to send its request after it has connected.
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
 
-/// Deadline that replaces [`ARRIVAL`] while [`MAX_ARRIVING`] connections wait for their peers' requests. This deadline
-/// is short, so that silent peers cannot block a listener for long. A real connection manager sends its request at
-/// once.
-const CROWDED: Duration = Duration::from_millis(200);
-
-/// Maximum number of connections to a listener that have not sent their request yet. Further connections wait in the
-/// kernel's queue, or the kernel refuses them.
-const MAX_ARRIVING: usize = 128;
-
 /// Time for which a listener that cannot accept connections stops accepting.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,7 +31,7 @@ impl Line {
     pub(in crate::cm) fn on_ready(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
-            Phase::Listening { .. } => self.accept_all(&mut state),
+            Phase::Listening { .. } => self.accept_next(state),
             Phase::Connecting { connected: false } => self.on_connected(&mut state),
             Phase::Crowded => {}
             _ => {
@@ -65,44 +56,73 @@ impl Line {
         }
     }
 
-    fn accept_all(self: &Arc<Self>, state: &mut State) {
-        let (mut arrived, mut is_short) = (Vec::new(), false);
-        for listening in state.listening.iter().filter(|socket| socket.is_intact()) {
-            while state.arriving.len() + arrived.len() < MAX_ARRIVING {
-                let opening = Opening::begin();
-                match SockRef::from(listening).accept() {
-                    Ok((connection, from)) => arrived.push((OwnProcess::new(connection.into(), &opening), from)),
-                    Err(error) => {
-                        is_short |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
-                        // Any other error means that no connection is waiting, or that the first waiting connection was
-                        // aborted. In the second case, the next call of `accept_all` accepts the remaining connections.
-                        break;
+    /// Accepts one connection. If there is no room, first ends the visitor that has been silent for the longest time.
+    fn accept_next<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>) {
+        if let Some(wait) = state.visitors.wait() {
+            return self.pause(&state, wait);
+        }
+        if let Some(number) = state.visitors.in_the_way() {
+            // The order of locks forbids to take the lock of the visitor's line while the listener's lock is held.
+            drop(state);
+            self.evict(number);
+            state = self.state();
+            if !matches!(state.phase, Phase::Listening { .. }) || state.visitors.in_the_way().is_some() {
+                return;
+            }
+        }
+        let (count, first) = (state.listening.len(), state.visitors.turn);
+        for index in (first..first + count).map(|index| index % count) {
+            let Some(listening) = state.listening.get(index).filter(|socket| socket.is_intact()) else { continue };
+            let opening = Opening::begin();
+            match SockRef::from(listening).accept() {
+                Ok((connection, from)) => {
+                    let socket = OwnProcess::new(connection.into(), &opening);
+                    drop(opening);
+                    state.visitors.turn = index + 1;
+                    match self.arrive(&state, socket, &from) {
+                        Ok(number) => state.visitors.arrive(number),
+                        Err(why) => why.tell("rdma_cm"),
                     }
+                    return;
                 }
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                    drop(opening);
+                    self.pause(&state, PAUSE);
+                    let dispensable = state.visitors.dispensable();
+                    drop(state);
+                    return dispensable.into_iter().for_each(|number| self.evict(number));
+                }
+                // No connection is waiting, or the first waiting connection was aborted. In the second case, epoll
+                // reports the remaining connections again.
+                Err(_) => {}
             }
-        }
-        if is_short {
-            self.pause(state);
-        }
-        for (socket, from) in arrived {
-            match self.arrive(state, socket, &from) {
-                Ok(number) => state.arriving.push(number),
-                Err(why) => why.tell("rdma_cm"),
-            }
-        }
-        if state.arriving.len() >= MAX_ARRIVING {
-            self.service.hasten(&state.arriving, Instant::now() + CROWDED);
-            self.pause(state);
         }
     }
 
-    /// Stops watching the sockets of a listener for [`PAUSE`]. Otherwise, connections that the listener cannot accept
+    /// Ends a visitor, after a last turn: its request may have just arrived. The caller holds no lock.
+    fn evict(&self, number: Number) {
+        let Some(line) = self.service.line(number) else { return };
+        line.on_ready();
+        let mut state = line.state();
+        if state.phase == Phase::Arriving {
+            line.on_end(&mut state, libc::ETIMEDOUT);
+        }
+    }
+
+    /// Removes a visitor of this listener. If the listener was full, it accepts connections again.
+    fn part_from(&self, state: &mut State, visitor: Number) {
+        if state.visitors.leave(visitor) {
+            self.resume(state);
+        }
+    }
+
+    /// Stops watching the sockets of a listener for a time. Otherwise, connections that the listener cannot accept
     /// would keep the service thread busy.
-    fn pause(&self, state: &State) {
+    fn pause(&self, state: &State, time: Duration) {
         for listening in &state.listening {
             self.service.expect(self.number, listening, EpollFlags::empty());
         }
-        self.service.set_deadline(self.number, soon(PAUSE));
+        self.service.set_deadline(self.number, soon(time));
     }
 
     fn resume(&self, state: &State) {
@@ -229,11 +249,7 @@ impl Line {
         state.phase = Phase::Requested;
         let Some(listener) = state.listener.take() else { return };
         let mut listening = listener.state();
-        listening.arriving.retain(|&number| number != self.number);
-        if listening.arriving.len() == MAX_ARRIVING - 1 {
-            // The listener has room again, so end its pause now.
-            listener.resume(&listening);
-        }
+        listener.part_from(&mut listening, self.number);
         let datagrams = listening.kind == QpKind::Ud;
         let refusal = match listening.phase {
             // A datagram service accepts only lookups (SIDR_REQ), and any other listener accepts only connection
@@ -267,7 +283,7 @@ impl Line {
             Phase::Disconnected | Phase::Over => return,
             Phase::Arriving => {
                 if let Some(listener) = state.listener.take() {
-                    listener.state().arriving.retain(|&number| number != self.number);
+                    listener.part_from(&mut listener.state(), self.number);
                 }
             }
             _ => {}

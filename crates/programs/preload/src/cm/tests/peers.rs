@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::time::{Duration, Instant};
 
 use doorbell_ibverbs_sys as c;
+use doorbell_testing::strangers::beside_on;
 use doorbell_verbs::PathMtu;
 use socket2::Socket;
 
@@ -153,6 +154,35 @@ fn silent_connections_do_not_block_others(transport: Transport) {
     assert!(start.elapsed() < ARRIVAL);
     drop(silent);
     destroy(&[server, listener]);
+}
+
+#[test]
+fn an_honest_client_connects_beside_strangers() {
+    Transport::BOTH.into_iter().for_each(a_client_connects_beside_strangers);
+}
+
+fn a_client_connects_beside_strangers(transport: Transport) {
+    let (passive, active) = (Channel::new(), Channel::new());
+    let (listener, port) = passive.listener_on(transport);
+    // No stranger completes its request.
+    let greeting = &request().emit()[..20];
+    beside_on(
+        || Ok(transport.call(port)),
+        greeting,
+        || {
+            let client = active.resolved_on(transport, port);
+            // SAFETY: the ids exist.
+            unsafe {
+                fine(rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
+                let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+                destroy(&[server]);
+                active.expect(c::RDMA_CM_EVENT_REJECTED, 28);
+            }
+            destroy(&[client]);
+        },
+    );
+    assert!(!passive.is_readable());
+    destroy(&[listener]);
 }
 
 #[test]
