@@ -49,8 +49,8 @@ pub struct Config {
     pub address: IpAddr,
     /// Active MTU of the port: the maximum path MTU of its queue pairs.
     pub active_mtu: PathMtu,
-    /// Size that the kernel has granted for the receive buffer of each engine. The device assumes that each peer has one
-    /// buffer of the same size for the packets of all engines, until loss shows otherwise.
+    /// Size that the kernel has granted for the receive buffer of each engine. The device assumes that each peer has
+    /// one buffer of the same size for the packets of all engines, until loss shows otherwise.
     pub receive_buffer_bytes: u64,
     /// Seed of the random keys, queue pair numbers and sequence numbers. On a network, the seed must come from the
     /// random number generator of the operating system, so that attackers cannot guess these numbers.

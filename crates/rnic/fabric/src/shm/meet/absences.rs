@@ -1,13 +1,13 @@
-//! Devices that were invited in vain. Each pair of engines requests invitations on its own, so this module limits the
-//! number of tries per device.
+//! Devices that were invited without success. Each pair of engines requests invitations on its own, so this module
+//! limits the number of tries per device.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-/// Time without further tries after a try in vain. The time doubles with each further one. It is half the time after
-/// which a pair of engines requests another invitation, so a device with one engine gets all its tries.
+/// Time without further tries after a try without success. The time doubles with each further one. It is half the time
+/// after which a pair of engines requests another invitation, so a device with one engine gets all its tries.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// Maximum time without tries.
@@ -23,7 +23,7 @@ struct Pause {
     length: Duration,
 }
 
-/// Devices that were invited in vain.
+/// Devices that were invited without success.
 #[derive(Debug)]
 pub(super) struct Absences {
     pauses: FxHashMap<IpAddr, Pause>,
@@ -43,7 +43,7 @@ impl Absences {
         self.pauses.get(&address).is_some_and(|pause| now < pause.until)
     }
 
-    /// Notes that the device at `address` was invited in vain.
+    /// Notes that the device at `address` was invited without success.
     pub(super) fn add(&mut self, address: IpAddr, now: Instant) {
         if self.pauses(address, now) {
             return; // several engines were invited at the same time

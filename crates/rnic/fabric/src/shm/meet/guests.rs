@@ -33,8 +33,8 @@ impl Host {
             && self.shared.reports.iter().map(|reports| reports.waiting()).sum::<usize>() < PEERS_MAX
     }
 
-    /// Returns the time of the next round if no guest sends a message before: for the deadline of a guest, for a guest
-    /// that makes room for another one, or to count the time of guests.
+    /// Returns the time of the next round if no guest sends a message before. The round ends guests whose time is over,
+    /// lets a guest make room for another one, or counts the time of guests.
     pub(super) fn guests_wake_at(&self) -> Option<Instant> {
         let is_later = |&at: &Duration| at > self.clock.counted() && at < Duration::MAX;
         let place_at = Some(self.admission.place_at()).filter(is_later);

@@ -31,8 +31,8 @@ pub(in crate::shm) enum News {
     /// The engine `peer` shares memory. `made_here` states whether this device created the rings.
     Arrived { id: u64, peer: PathEnd, mapping: Mapping, made_here: bool },
     /// The engine `peer` does not share memory, for the reason `why`. `None` means that no socket listens at the name
-    /// of its device, that the device has no such engine, that the engine has had no queue pair, or that the device has
-    /// not answered an earlier invitation. It also means that an invitation was in vain a short time ago.
+    /// of its device, or that the device has no such engine. It also means that the engine has had no queue pair, or
+    /// that a recent invitation was not answered or had no success.
     Absent { peer: PathEnd, why: Option<String> },
     /// The peer has closed or died.
     Gone { id: u64 },
