@@ -238,21 +238,58 @@ fn connects(channel: &Channel, passive: &Channel, port: u16, transport: Transpor
     destroy(&[client]);
 }
 
+/// Number of ports that a test tries. An id or a socket of another test may have a port.
+const PORTS: usize = 100;
+
+/// Binds a TCP listener, and then the id, to one port.
+fn bind_beside_tcp(id: *mut c::rdma_cm_id, ip: &str) -> TcpListener {
+    let bind = |_| {
+        let tcp = TcpListener::bind((ip.parse::<IpAddr>().unwrap(), 0)).unwrap();
+        let port = tcp.local_addr().unwrap().port();
+        // SAFETY: the id exists.
+        let is_bound = unsafe { rdma_bind_addr(id, sockaddr(&at(ip, port))) } == 0;
+        let is_taken = !is_bound && [libc::EADDRINUSE, libc::EADDRNOTAVAIL].contains(&errno());
+        assert!(is_bound || is_taken, "errno {}", errno());
+        is_bound.then_some(tcp)
+    };
+    (0..PORTS).find_map(bind).expect("some port is free")
+}
+
+/// Listens with an id, and then binds a TCP listener to the same port.
+fn listen_before_tcp(channel: &Channel, ip: &str) -> (*mut c::rdma_cm_id, TcpListener) {
+    let listen = |_| {
+        let id = channel.id(c::RDMA_PS_TCP);
+        // SAFETY: the id exists.
+        unsafe {
+            fine(rdma_bind_addr(id, sockaddr(&at(ip, 0))));
+            fine(rdma_listen(id, 0));
+        }
+        match TcpListener::bind((ip.parse::<IpAddr>().unwrap(), port_of(id))) {
+            Ok(tcp) => Some((id, tcp)),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::AddrInUse);
+                destroy(&[id]);
+                None
+            }
+        }
+    };
+    (0..PORTS).find_map(listen).expect("some port is free")
+}
+
 #[test]
 fn a_program_listens_for_tcp_and_for_rdma_at_one_port_in_either_order() {
     let (passive, active) = (Channel::new(), Channel::new());
     for (ip, tcp_first) in [("127.0.0.1", true), ("127.0.0.1", false), ("0.0.0.0", true), ("0.0.0.0", false)] {
-        let id = passive.id(c::RDMA_PS_TCP);
-        let wildcard: IpAddr = ip.parse().unwrap();
-        let first = tcp_first.then(|| TcpListener::bind((wildcard, 0)).unwrap());
-        let port = first.as_ref().map_or(0, |first| first.local_addr().unwrap().port());
-        // SAFETY: the id exists.
-        unsafe {
-            fine(rdma_bind_addr(id, sockaddr(&at(ip, port))));
-            fine(rdma_listen(id, 0));
-        }
+        let (id, tcp) = if tcp_first {
+            let id = passive.id(c::RDMA_PS_TCP);
+            let tcp = bind_beside_tcp(id, ip);
+            // SAFETY: the id exists.
+            unsafe { fine(rdma_listen(id, 0)) };
+            (id, tcp)
+        } else {
+            listen_before_tcp(&passive, ip)
+        };
         let port = port_of(id);
-        let tcp = first.unwrap_or_else(|| TcpListener::bind((wildcard, port)).unwrap());
         // The TCP listener must get the TCP connection, and the id the RDMA connection.
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap().write_all(b"tcp").unwrap();
         connects(&active, &passive, port, Transport::Unix);
@@ -268,13 +305,12 @@ fn other_machines_reach_a_listener_by_tcp_unless_its_port_is_taken_there() {
     let (passive, active) = (Channel::new(), Channel::new());
     let (free, taken) = (passive.id(c::RDMA_PS_TCP), passive.id(c::RDMA_PS_TCP));
     [free, taken].into_iter().for_each(|id| Transport::Tcp.select(id));
-    let holder = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let holder = bind_beside_tcp(taken, "0.0.0.0");
     let port = holder.local_addr().unwrap().port();
     // SAFETY: the ids exist.
     unsafe {
         fine(rdma_bind_addr(free, sockaddr(&at("0.0.0.0", 0))));
         fine(rdma_listen(free, 0));
-        fine(rdma_bind_addr(taken, sockaddr(&at("0.0.0.0", port))));
         fine(rdma_listen(taken, 0));
     }
     for transport in Transport::BOTH {
