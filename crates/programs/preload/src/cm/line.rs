@@ -453,6 +453,7 @@ mod tests {
             line.state().has_network = true;
             line.bind((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap()
         };
+        let _inside = fork::Inside::new(); // forks of other tests must not copy a lock that is held here
         let new = || Line::new(&Queue::new().unwrap(), QpKind::Rc, Space::Tcp).unwrap();
         let (line, other) = (new(), new());
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, own(&line).port()));

@@ -22,6 +22,7 @@ use super::message::{Endpoint, Host, Message};
 use super::object::object;
 use super::ports::{Claim, Space};
 use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
+use crate::process::fork::Inside;
 
 pub(super) use doorbell_testing::Rng;
 
@@ -71,6 +72,8 @@ impl Transport {
 
 /// Returns a free port of this machine.
 pub(super) fn port_of_this_machine() -> Claim {
+    // Forks of other tests must not copy a lock that is held here.
+    let _inside = Inside::new();
     let line = Line::new(&Queue::new().unwrap(), QpKind::Rc, Space::Tcp).unwrap();
     line.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     line.state().claim.take().unwrap()
