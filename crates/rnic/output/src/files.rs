@@ -200,8 +200,8 @@ fn is_trusted(owner: u32) -> bool {
 }
 
 /// Creates a directory and its parents, unless they exist. After a failure, removes the directories that it created.
-/// Rejects a directory of another user, since that user could
-/// replace the files in it. Rejects a link of another user, who could make our files appear in any of our directories.
+/// Rejects a directory of another user, since that user could replace the files in it. Rejects a link of another user,
+/// who could make our files appear in any of our directories.
 ///
 /// The mode does not matter. Container orchestrators give a volume to root, with mode 0777 and without the sticky bit.
 ///

@@ -11,6 +11,7 @@ use socket2::Socket;
 use super::super::line::ARRIVAL;
 use super::super::message::{Host, Message};
 use super::super::testing::{BareListener, Transport, called, message as request, port_of_this_machine};
+use super::ports::connects;
 use super::*;
 
 /// Reads the next message on a bare connection.
@@ -166,21 +167,7 @@ fn a_client_connects_beside_strangers(transport: Transport) {
     let (listener, port) = passive.listener_on(transport);
     // No stranger completes its request.
     let greeting = &request().emit()[..20];
-    beside_on(
-        || Ok(transport.call(port)),
-        greeting,
-        || {
-            let client = active.resolved_on(transport, port);
-            // SAFETY: the ids exist.
-            unsafe {
-                fine(rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
-                let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
-                destroy(&[server]);
-                active.expect(c::RDMA_CM_EVENT_REJECTED, 28);
-            }
-            destroy(&[client]);
-        },
-    );
+    beside_on(|| Ok(transport.call(port)), greeting, || connects(&active, &passive, port, transport));
     assert!(!passive.is_readable());
     destroy(&[listener]);
 }

@@ -230,7 +230,7 @@ fn a_signal_handler_may_bind_while_its_thread_holds_a_lock() {
 }
 
 /// Checks that a request from an id of `channel` reaches the listener of `passive` at the port.
-fn connects(channel: &Channel, passive: &Channel, port: u16, transport: Transport) {
+pub(super) fn connects(channel: &Channel, passive: &Channel, port: u16, transport: Transport) {
     let client = channel.resolved(c::RDMA_PS_TCP, port);
     transport.select(client);
     // SAFETY: the id exists.
