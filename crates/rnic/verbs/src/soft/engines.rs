@@ -60,6 +60,11 @@ impl CqEngines {
         self.home.store(home, Ordering::Relaxed);
     }
 
+    /// Returns the engines as bits.
+    fn bits(&self) -> u32 {
+        1 << self.home.load(Ordering::Relaxed) | self.further.load(Ordering::Relaxed)
+    }
+
     /// Returns the engines, in their order from the home on.
     fn list(&self) -> impl Iterator<Item = usize> + use<> {
         let further = self.further.load(Ordering::Relaxed);
@@ -177,14 +182,16 @@ impl Engines {
         if self.all.len() == 1 {
             return self.first().linger(&[], notified);
         }
-        let mut used: Vec<usize> = queues.lock().ignore_poison().iter().flat_map(|engines| engines.list()).collect();
-        used.sort_unstable();
-        used.dedup();
-        let used: Vec<&DrivenRnic> = used.iter().map(|&engine| &*self.all[engine]).collect();
-        match used.split_first() {
-            Some((first, beside)) => first.linger(beside, notified),
-            None => self.first().linger(&[], notified),
+        let engines = queues.lock().ignore_poison().iter().fold(0, |engines, queue| engines | queue.bits());
+        let mut used = [&**self.first(); ENGINES_MAX];
+        let mut count = 0;
+        for (index, engine) in self.all.iter().enumerate() {
+            if engines & 1 << index != 0 {
+                used[count] = engine;
+                count += 1;
+            }
         }
+        used[0].linger(&used[1..count.max(1)], notified)
     }
 
     pub(super) fn drive(&self) {
