@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use doorbell_fabric::{
-    BindRequest, DrivenRnic, EngineParts, Link, OwnMemory, OwnProcess, SharedMemoryLink, UdpLink, VerbsCall,
+    BindError, BindRequest, DrivenRnic, EngineParts, Link, OwnMemory, OwnProcess, SharedMemoryLink, UdpLink, VerbsCall,
     VerbsFaults, active_mtu, bind_engines, guard_memory,
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice, MemoryCounters, MemoryOptions};
@@ -87,9 +87,10 @@ pub struct SoftOptions {
     /// Link to devices of the same machine; `None` means the value of [`LINK_VARIABLE`], or else shared memory if both
     /// devices offer it.
     pub link: Option<LinkChoice>,
-    /// Number of engines, from 1 to 16; `None` means the value of [`ENGINES_VARIABLE`], or else 1. Each engine handles
-    /// a part of the queue pairs with a lock, a thread and a socket of its own. So threads with queue pairs of their
-    /// own do not wait for each other. A device with a capture or a fault plan has one engine.
+    /// Number of engines, from 1 to 16; `None` means the value of [`ENGINES_VARIABLE`], or else one per processor, at
+    /// most 4. Each engine handles a part of the queue pairs with a lock, a thread and a socket of its own. So threads
+    /// with completion queues of their own do not wait for each other. A device with a capture or a fault plan has one
+    /// engine.
     pub engines: Option<usize>,
     /// Whether to publish the counters to other processes of this user, if possible.
     /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) set to 0 turns this off.
@@ -168,23 +169,29 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     let wanted = environment::engines(options.engines)?;
     // A capture records all packets in one order, and a fault plan counts them in one order.
     let has_order = options.pcap.is_some() || options.faults.is_some();
-    let engines = if has_order { 1 } else { wanted };
-    let ends: Vec<_> = match options.effective()?.0 {
-        LinkChoice::Udp => {
-            let links = bind_engines(request, engines)?;
-            links.into_iter().map(|link| LinkEnd::of(link, |link| link)).collect::<Result<_, _>>()?
-        }
-        choice => {
-            let links = SharedMemoryLink::bind(request, choice, engines)?;
-            links.into_iter().map(|link| LinkEnd::of(link, SharedMemoryLink::udp)).collect::<Result<_, _>>()?
-        }
-    };
+    let engines = if has_order { 1 } else { wanted.unwrap_or_else(environment::default_engines) };
+    let choice = options.effective()?.0;
+    let ends = match bind(request, choice, engines) {
+        // A sandbox may refuse the options of several sockets with one address. The program has not requested them.
+        Err(Error::Bind(BindError::System { .. })) if wanted.is_none() && engines > 1 => bind(request, choice, 1),
+        ends => ends,
+    }?;
     let (address, port) = (ends[0].address, ends[0].port);
     let soft = start(ends, options)?;
     if options.publish {
         publish(&soft, address, port);
     }
     Ok(Arc::new(soft))
+}
+
+/// Binds a link for each engine of a device.
+fn bind(request: BindRequest, choice: LinkChoice, engines: usize) -> Result<Vec<LinkEnd>, Error> {
+    if choice == LinkChoice::Udp {
+        bind_engines(request, engines)?.into_iter().map(|link| LinkEnd::of(link, |link| link)).collect()
+    } else {
+        let links = SharedMemoryLink::bind(request, choice, engines)?;
+        links.into_iter().map(|link| LinkEnd::of(link, SharedMemoryLink::udp)).collect()
+    }
 }
 
 /// One end of a link, for a new device.
