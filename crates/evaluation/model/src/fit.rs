@@ -301,8 +301,8 @@ impl Data {
     fn jacobian(&self, values: &Values, free: &[usize], hardness: f64) -> DMatrix<f64> {
         let mut jacobian = DMatrix::zeros(self.rows.len(), free.len());
         for (index, row) in self.rows.iter().enumerate() {
-            for (cost, share) in row.shares(values, hardness) {
-                let scale = row.weight * share / cost.ns(values);
+            for (cost, ns, share) in row.shares(values, hardness) {
+                let scale = row.weight * share / ns;
                 for (column, &term) in free.iter().enumerate() {
                     jacobian[(index, column)] += scale * cost.coefficients[term] * values[term];
                 }
@@ -313,15 +313,18 @@ impl Data {
 }
 
 impl Row {
-    fn largest_ns(&self, values: &Values) -> f64 {
-        self.costs.iter().map(|cost| cost.ns(values)).fold(f64::MIN_POSITIVE, f64::max)
+    /// Returns the times of all costs, and the largest of them.
+    fn times_ns(&self, values: &Values) -> (Vec<f64>, f64) {
+        let times: Vec<f64> = self.costs.iter().map(|cost| cost.ns(values)).collect();
+        let largest = times.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+        (times, largest)
     }
 
     /// Returns `ln(predicted / measured)` of the row's time.
     fn error(&self, values: &Values, hardness: f64) -> f64 {
-        let largest = self.largest_ns(values);
+        let (times, largest) = self.times_ns(values);
         let soft = if hardness.is_finite() {
-            let sum: f64 = self.costs.iter().map(|cost| (cost.ns(values) / largest).powf(hardness)).sum();
+            let sum: f64 = times.iter().map(|ns| (ns / largest).powf(hardness)).sum();
             sum.ln() / hardness
         } else {
             0.0
@@ -329,12 +332,13 @@ impl Row {
         largest.ln() + soft - self.measured_ns.ln()
     }
 
-    /// Returns the share of each relevant cost in the soft maximum of the costs.
-    fn shares(&self, values: &Values, hardness: f64) -> impl Iterator<Item = (&Cost, f64)> {
-        let largest = self.largest_ns(values);
-        let power = move |cost: &Cost| (cost.ns(values) / largest).powf(hardness);
-        let sum: f64 = self.costs.iter().map(power).sum();
-        self.costs.iter().map(move |cost| (cost, power(cost) / sum)).filter(|(_, share)| *share > 1e-12)
+    /// Returns the relevant costs, each with its time and its share in the soft maximum of the costs.
+    fn shares(&self, values: &Values, hardness: f64) -> impl Iterator<Item = (&Cost, f64, f64)> {
+        let (times, largest) = self.times_ns(values);
+        let powers: Vec<f64> = times.iter().map(|ns| (ns / largest).powf(hardness)).collect();
+        let sum: f64 = powers.iter().sum();
+        let all = self.costs.iter().zip(times).zip(powers);
+        all.map(move |((cost, ns), power)| (cost, ns, power / sum)).filter(|(.., share)| *share > 1e-12)
     }
 }
 
