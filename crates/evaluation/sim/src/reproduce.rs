@@ -112,8 +112,8 @@ impl<'a> Runs<'a> {
         self
     }
 
-    /// Writes the packets of each run with a result to a pcap file that `open` opens. A search of the highest rate
-    /// without RNR NAKs captures only the run with that rate.
+    /// Writes the packets of each run to a pcap file that `open` opens. A search of the highest rate without RNR NAKs
+    /// captures only the run with that rate, which it repeats.
     pub fn with_captures(mut self, open: impl FnMut() -> io::Result<Box<dyn Write + Send>> + 'static) -> Self {
         self.captures = Some(Box::new(open));
         self
@@ -141,18 +141,23 @@ impl<'a> Runs<'a> {
         let connections = load.parameters.connections;
         let needed = estimate::bytes(HOSTS, &load.parameters, load.bytes, connections).map_err(failed)?;
         MemoryError::check(needed, self.memory).map_err(failed)?;
-        let measured = if is_paced {
+        let highest = if is_paced {
             let highest = highest_without_rnr(self.testbed, &load, self.seed).map_err(failed)?;
-            highest.ok_or(Lack::Feature("every rate provokes RNR NAKs"))?
+            Some(highest.ok_or(Lack::Feature("every rate provokes RNR NAKs"))?)
         } else {
-            measure(self.testbed, &load, self.seed).map_err(failed)?
+            None
         };
-        if let Some(open) = &mut self.captures {
-            let to = open().map_err(failed)?;
-            let mut again = load;
-            again.parameters.rate = measured.offered;
-            measure_captured(self.testbed, &again, self.seed, to).map_err(failed)?;
-        }
+        let measured = match (&mut self.captures, highest) {
+            (None, Some(highest)) => highest,
+            (None, None) => measure(self.testbed, &load, self.seed).map_err(failed)?,
+            (Some(open), highest) => {
+                let mut captured = load;
+                if let Some(highest) = highest {
+                    captured.parameters.rate = highest.offered;
+                }
+                measure_captured(self.testbed, &captured, self.seed, open().map_err(failed)?).map_err(failed)?
+            }
+        };
         self.done.insert(key, measured.clone());
         Ok(measured)
     }
