@@ -142,8 +142,18 @@ pub(super) fn zig() -> Result<PathBuf, String> {
 pub(super) enum Purpose {
     /// Users get the programs.
     Users,
-    /// Only tests run the programs, in an emulator. The compiler optimises little, which takes much less time.
+    /// Only tests run the programs, in an emulator. The compiler does not optimise, which takes much less time.
     Tests,
+}
+
+impl Purpose {
+    /// Returns the profile of cargo for another processor than that of this machine.
+    const fn profile(self) -> &'static str {
+        match self {
+            Self::Users => "release",
+            Self::Tests => "emulated",
+        }
+    }
 }
 
 /// Links [`LINKED`] for a processor, and puts them into the folder `to`, with [`DROP_INS`]. The target directory
@@ -191,20 +201,19 @@ fn relink(machine: Machine, built: &Path, zig: &Path, to: &Path) -> Result<(), S
 fn cross_link(machine: Machine, purpose: Purpose, built: &Path, zig: &Path, to: &Path) -> Result<(), String> {
     let triple = machine.triple();
     let folder = built.join("xtask").join(format!("linked-{}", machine.name()));
-    let mut build = cargo(BUILD);
-    build.args(&MODULE[2..]).args(SELECTED).arg("--target").arg(&triple).arg("--target-dir").arg(&folder);
+    let profile = purpose.profile();
+    let mut build = cargo(&["build", "--profile", profile]);
+    build.args(&BUILD[2..]).args(&MODULE[2..]).args(SELECTED);
+    build.arg("--target").arg(&triple).arg("--target-dir").arg(&folder);
     // The linker would remove the information for debuggers.
     build.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-    if purpose == Purpose::Tests {
-        build.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
-    }
     with_zig(&mut build, machine, zig, &unwinder_of(&machine.libraries()));
     let linker = format!("CARGO_TARGET_{}_LINKER", triple.replace('-', "_").to_uppercase());
     build.env(linker, root().join("xtask/src/dist/zig-cc.sh"));
     run(build)?;
-    let release = folder.join(triple).join("release");
-    take(&release, &LINKED, to)?;
-    take(&release, &DROP_INS, to)
+    let linked = folder.join(triple).join(profile);
+    take(&linked, &LINKED, to)?;
+    take(&linked, &DROP_INS, to)
 }
 
 fn unwinder_of(libraries: &Path) -> PathBuf {
