@@ -11,8 +11,12 @@ use crate::test::{EXCHANGE, StepEnd, VERBS, conformance_suites};
 /// Time limit of a guest. No script of these steps takes this long, even if three runs share two processors.
 pub(super) const LIMIT: Duration = Duration::from_secs(900);
 
-/// Number of messages that the suites send in long tests. All rings of these tests wrap several times.
-const MESSAGES: u32 = 1_000;
+/// Number of work requests in the long test of the suite of verbs, which has requests of 50 lengths, 16 of each.
+const REQUESTS: u32 = 800;
+
+/// Number of messages in long tests of the suite of the protocols. All rings of these tests wrap: those of 100 places
+/// several times, and the one of 512 places once.
+const MESSAGES: u32 = 600;
 
 /// Number of messages that the suites send in tests with loss, of which each loses dozens of packets.
 const LOSSY_MESSAGES: u32 = 2_000;
@@ -68,7 +72,7 @@ pub(crate) fn capture() -> Result<(), String> {
 
 /// Runs the conformance suite of verbs on the provider `system`.
 pub(crate) fn verbs(guest: Guest) -> StepEnd {
-    suite(guest, VERBS, "--ignored conformance::system::")
+    suite(guest, VERBS, REQUESTS, "--ignored conformance::system::")
 }
 
 /// Runs the command on rxe, compares the sysfs files of rxe and the software RNIC, and registers a DMA buffer.
@@ -88,7 +92,7 @@ pub(crate) fn commands(mut guest: Guest) -> StepEnd {
 /// Runs the conformance suite of the protocols. Skips the test with loss, since the loopback of rxe loses no packets.
 /// The step [`loss`] runs this test.
 pub(crate) fn exchange(guest: Guest) -> StepEnd {
-    suite(guest, EXCHANGE, "conformance:: --skip loss_is_not_seen")
+    suite(guest, EXCHANGE, MESSAGES, "conformance:: --skip loss_is_not_seen")
 }
 
 /// Runs both suites over a network that loses packets.
@@ -97,10 +101,10 @@ pub(crate) fn loss(guest: Guest) -> StepEnd {
     with_test_programs(guest, &[("verbs", VERBS), ("exchange", EXCHANGE)], &script)
 }
 
-fn suite(guest: Guest, package: &str, arguments: &str) -> StepEnd {
+fn suite(guest: Guest, package: &str, messages: u32, arguments: &str) -> StepEnd {
     // Run one test at a time, because the tests and the kernel's part of rxe share two emulated processors.
     let script = format!(
-        "DOORBELL_TEST_DEVICE=rxe0 DOORBELL_MESSAGES={MESSAGES} conformance --test-threads=1 --show-output {arguments}"
+        "DOORBELL_TEST_DEVICE=rxe0 DOORBELL_MESSAGES={messages} conformance --test-threads=1 --show-output {arguments}"
     );
     with_test_programs(guest, &[("conformance", package)], &script)
 }
