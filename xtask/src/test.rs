@@ -281,6 +281,15 @@ pub(crate) fn hardware_alone() -> Result<(), String> {
     Ok(())
 }
 
+/// Environment variable with the number of tests that a test program runs at the same time.
+const TEST_THREADS: &str = "RUST_TEST_THREADS";
+
+/// Returns a value of [`TEST_THREADS`]: one more than the default, because many tests wait for processes, deadlines, or
+/// the end of a measurement.
+fn test_threads() -> String {
+    (thread::available_parallelism().map_or(1, usize::from) + 1).to_string()
+}
+
 /// Runs all unit, integration and documentation tests. The tests write captures, which steps with tshark and scapy
 /// check.
 pub(crate) fn tests() -> Result<(), String> {
@@ -288,9 +297,7 @@ pub(crate) fn tests() -> Result<(), String> {
     std::fs::create_dir_all(&captures).map_err(|error| format!("{}: {error}", captures.display()))?;
     let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
     test.env("DOORBELL_PCAP_DIR", captures).env("DOORBELL_LEFT_OUT", left_out_file());
-    // One more than by default, because many tests wait for processes, deadlines, or the end of a measurement.
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    test.env("RUST_TEST_THREADS", (processors + 1).to_string());
+    test.env(TEST_THREADS, test_threads());
     let temporary = place::own().join("tmp");
     // With this folder for temporary files, the files of a killed test disappear with the folder of this run. The path
     // of a preloaded library must not contain a space or a colon.
@@ -348,7 +355,7 @@ fn list_conformance_suites() -> Result<[(PathBuf, PathBuf); 2], String> {
 pub(crate) fn over_udp() -> Result<(), String> {
     for (program, package) in conformance_suites()? {
         let mut test = command(program, &["conformance::"]);
-        test.current_dir(package).env(programs::LINK_VARIABLE, "udp");
+        test.current_dir(package).env(programs::LINK_VARIABLE, "udp").env(TEST_THREADS, test_threads());
         run_tests(test)?;
     }
     Ok(())
