@@ -26,6 +26,12 @@ pub(crate) use text::write;
 /// Time after which a program counts as hanging. No program takes this long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Quotient of the repetitions of a measurement and those of a check, whose figures are thrown away.
+const LESS: u64 = 10;
+
+/// Minimum number of repetitions that a check reduces. Smaller numbers are those of processes.
+const MANY: u64 = 1000;
+
 /// Row of the page: a run, its checks, and its measurements.
 pub(crate) struct Row {
     /// Name of the program. All rows of a program are adjacent.
@@ -166,27 +172,28 @@ impl Row {
         if only.is_empty() { !self.apart } else { only.contains(&self.program) }
     }
 
-    /// Runs the row, and returns the output of its programs.
-    fn run(&self, commands: &Commands, explain: bool) -> Result<String, String> {
-        let mut result = self.run_once(commands, explain);
+    /// Runs the row, and returns the output of its programs. A check has fewer repetitions than a measurement, and the
+    /// debug messages of Doorbell.
+    fn run(&self, commands: &Commands, is_check: bool) -> Result<String, String> {
+        let mut result = self.run_once(commands, is_check);
         // The ports in the page are fixed. In a shared network, wait until another run releases the ports.
         let until = Instant::now() + PORT_PATIENCE;
         while result.as_ref().is_err_and(|why| is_taken(why)) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(200));
-            result = self.run_once(commands, explain);
+            result = self.run_once(commands, is_check);
         }
         for _ in 0..OTHER_TRIES {
             if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {
                 break;
             }
-            result = self.run_once(commands, explain);
+            result = self.run_once(commands, is_check);
         }
         result
     }
 
-    fn run_once(&self, commands: &Commands, explain: bool) -> Result<String, String> {
+    fn run_once(&self, commands: &Commands, is_check: bool) -> Result<String, String> {
         let folder = fresh_folder()?;
-        let run = Run { commands, path: self.needs.provide(&folder)?, folder, explain };
+        let run = Run { commands, path: self.needs.provide(&folder)?, folder, is_check };
         let said = match self.drive {
             Some(drive) => drive(&run)?,
             None => run.to_its_end()?,
@@ -223,7 +230,7 @@ pub(crate) struct Run<'a> {
     /// The variable `PATH` of the commands.
     path: String,
     pub(crate) folder: PathBuf,
-    explain: bool,
+    is_check: bool,
 }
 
 impl Run<'_> {
@@ -242,12 +249,13 @@ impl Run<'_> {
 
     /// Starts a command line of the page with a shell, in the folder of this run.
     fn start(&self, line: &str) -> Result<Started, String> {
+        let line = if self.is_check { shortened(line) } else { line.to_owned() };
         let mut shell = Command::new("sh");
         // `exec` replaces the shell by the program, so dropping the handle kills the program itself.
         shell.args(["-c", &format!("exec {line}")]).current_dir(&self.folder);
         // Without the variable of Python, scripts would write compiled files beside their sources.
         shell.envs([("PATH", self.path.as_str()), ("PYTHONDONTWRITEBYTECODE", "1")]);
-        if self.explain {
+        if self.is_check {
             shell.env("DOORBELL_LOG", "debug");
         }
         start(shell)
@@ -299,6 +307,22 @@ impl Needs {
     }
 }
 
+/// Returns a command line with a tenth of its repetitions (`-n`, `-I`) and of its bytes (`--size` of fio).
+fn shortened(line: &str) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for word in line.split(' ') {
+        let is_count = words.last().is_some_and(|option| option == "-n" || option == "-I");
+        let count = word.parse::<u64>().ok().filter(|count| is_count && *count >= MANY);
+        let gibibytes = word.strip_prefix("--size=").and_then(|size| size.strip_suffix('g')?.parse::<u64>().ok());
+        words.push(match (count, gibibytes) {
+            (Some(count), _) => (count / LESS).to_string(),
+            (None, Some(gibibytes)) => format!("--size={}m", 1024 * gibibytes / LESS),
+            (None, None) => word.to_owned(),
+        });
+    }
+    words.join(" ")
+}
+
 /// Creates an empty folder.
 fn fresh_folder() -> Result<PathBuf, String> {
     let folder = place::own_file("page");
@@ -320,4 +344,22 @@ fn write_text(path: &Path, text: &str) -> Result<(), String> {
     fs::create_dir_all(folder)
         .and_then(|()| fs::write(path, text))
         .map_err(|error| format!("{} could not be written: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_have_a_tenth_of_the_repetitions() {
+        for (line, shorter) in [
+            ("ib_send_lat -F -s 16 -n 400000 127.0.0.1", "ib_send_lat -F -s 16 -n 40000 127.0.0.1"),
+            ("fi_pingpong -p 'verbs' -e msg -S 64 -c -I 150000", "fi_pingpong -p 'verbs' -e msg -S 64 -c -I 15000"),
+            ("fio --bs=64k --size=8g --rw=read", "fio --bs=64k --size=819m --rw=read"),
+            ("mpirun -n 2 --mca pml ucx \\\n    ./mpi_speed", "mpirun -n 2 --mca pml ucx \\\n    ./mpi_speed"),
+            ("rping -s -p 18620 -V -C 200 -S 50000", "rping -s -p 18620 -V -C 200 -S 50000"),
+        ] {
+            assert_eq!(shortened(line), shorter);
+        }
+    }
 }
