@@ -200,7 +200,6 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, DAPL, || network::apart(programs::dapl)),
     plain(Group::Programs, ISER, || network::apart(programs::iser)),
     plain(Group::Programs, TWO_DEVICES, || network::apart(programs::several_devices)),
-    plain(Group::Programs, "wheel for other processors", dist::wheel::for_others),
     // Far from the archive, because both need a minimal system of Debian, which only one step at a time makes.
     plain(Group::Programs, "verbs programs, Debian packages", || network::apart(dist::check_packages)),
     step(Group::Programs, OWN, Body::Named(|only| network::apart(|| programs::own(only).into()))),
@@ -209,11 +208,13 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "verbs programs, device", || network::apart(|| programs::show().into())),
     guest("rdma_rxe, on the wire", vm::on_the_wire),
     guest("rdma_rxe, exchange", vm::exchange),
+    guest("rdma_rxe, behind a box", vm::middlebox),
     guest("rdma_rxe, loss", vm::loss),
     guest("rdma_rxe, qualify", vm::qualify),
-    guest("rdma_rxe, verbs", vm::verbs),
-    guest("rdma_rxe, behind a box", vm::middlebox),
     guest("rdma_rxe, commands", vm::commands),
+    guest("rdma_rxe, verbs", vm::verbs),
+    // It waits for [`OTHER_WHEELS`], which compiles for long at its low priority.
+    plain(Group::Programs, "wheel for other processors", dist::wheel::for_others),
     guest("rdma_rxe, two hosts", vm::two_hosts),
     plain(Group::Layouts, "layouts, to the C compiler", || bindings::check_layout().into()),
 ];
