@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use doorbell_testing::{in_own_process, refuse_socket_option};
 use doorbell_verbs::soft::{self, LinkChoice, Soft, SoftOptions};
 use doorbell_verbs::{
     AsyncEvent, Cq, Device, MemoryKind, Notify, PortOrder, PortState, QpKind, QpOptions, QpState, RecvRequest,
@@ -16,6 +17,7 @@ const MESSAGES: u64 = 300;
 over_each_link! {
     super::LinkChoice::Udp, super::LinkChoice::Shm;
 
+    a_device_has_an_engine_for_each_processor
     each_thread_with_a_queue_pair_of_its_own_has_an_engine
     devices_with_different_numbers_of_engines_reach_each_other
     polls_of_one_queue_drive_all_engines_that_complete_to_it
@@ -66,6 +68,23 @@ fn each_thread_with_a_queue_pair_of_its_own_has_an_engine(link: LinkChoice) {
         drop(pairs);
         assert_eq!((b.0.objects().qps, b.0.objects().cqs, b.0.objects().cq_ports), (0, 0, 0));
     }
+}
+
+/// Returns the engines of as many queue pairs as a device has engines at most by default, and one more.
+fn default_engines(link: LinkChoice) -> Vec<u32> {
+    let options = SoftOptions { link: Some(link), ..SoftOptions::default() };
+    let [a, b] = [(); 2].map(|()| soft::open(&options).unwrap());
+    let pairs: Vec<_> = (0..5).map(|_| Plan::rc().connect(&(a.clone(), b.clone()))).collect();
+    pairs.iter().for_each(|(a, b)| ping_pong(a, b, 3));
+    let mut used: Vec<u32> = pairs.iter().flat_map(|(a, b)| [engine_of(a), engine_of(b)]).collect();
+    used.sort_unstable();
+    used.dedup();
+    used
+}
+
+fn a_device_has_an_engine_for_each_processor(link: LinkChoice) {
+    let processors = thread::available_parallelism().unwrap().get().min(4) as u32;
+    assert_eq!(default_engines(link), (0..processors).collect::<Vec<_>>());
 }
 
 fn devices_with_different_numbers_of_engines_reach_each_other(link: LinkChoice) {
@@ -227,4 +246,19 @@ fn orders_to_the_port_concern_every_engine(link: LinkChoice) {
     let events = std::iter::from_fn(|| b.1.poll_event());
     let fatal = events.filter(|event| matches!(event, AsyncEvent::DeviceFatal)).count();
     assert_eq!(fatal, 1);
+}
+
+/// A sandbox does not let the process choose among the sockets of an address.
+#[test]
+fn a_kernel_that_refuses_several_sockets_leaves_one_engine() {
+    let body = || {
+        refuse_socket_option(libc::SO_ATTACH_REUSEPORT_CBPF);
+        for link in [LinkChoice::Udp, LinkChoice::Shm] {
+            let requested = SoftOptions { link: Some(link), engines: Some(2), ..SoftOptions::default() };
+            let error = soft::open(&requested).unwrap_err().to_string();
+            assert!(error.contains("distribute the datagrams of a UDP socket to several engines"), "{error}");
+            assert_eq!(default_engines(link), [0]);
+        }
+    };
+    in_own_process(|_| (), body);
 }
