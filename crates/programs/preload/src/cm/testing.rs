@@ -87,26 +87,34 @@ pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
     socket
 }
 
+/// Number of ports that a test tries. An id or a socket of another test may have a port.
+pub(super) const PORTS: usize = 100;
+
 /// A bare listening socket and its port.
 pub(crate) struct BareListener {
     socket: Socket,
     pub(crate) port: u16,
     transport: Transport,
-    _kept: Option<(Claim, OwnProcess)>,
+    /// With the port's name on this machine, no id of another test can have the port.
+    _claim: Claim,
+    _listening: Option<OwnProcess>,
 }
 
 impl BareListener {
     pub(crate) fn new(transport: Transport) -> Self {
-        if transport == Transport::Tcp {
-            let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            let port = socket.local_addr().unwrap().port();
-            return Self { socket: socket.into(), port, transport, _kept: None };
-        }
-        let claim = port_of_this_machine();
-        let listening = claim.listen().unwrap();
-        let socket = SockRef::from(&listening).try_clone().unwrap();
-        socket.set_nonblocking(false).unwrap();
-        Self { socket, port: claim.bound().address.port(), transport, _kept: Some((claim, listening)) }
+        let attempt = |_| {
+            let claim = port_of_this_machine();
+            let port = claim.bound().address.port();
+            let (socket, listening) = if transport == Transport::Tcp {
+                (TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?.into(), None)
+            } else {
+                let listening = claim.listen().unwrap();
+                (SockRef::from(&listening).try_clone().unwrap(), Some(listening))
+            };
+            socket.set_nonblocking(false).unwrap();
+            Some(Self { socket, port, transport, _claim: claim, _listening: listening })
+        };
+        (0..PORTS).find_map(attempt).expect("some port is free")
     }
 
     /// Accepts the next connection. A client on this machine first sends a message with the addresses. This function

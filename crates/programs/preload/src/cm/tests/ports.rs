@@ -9,7 +9,7 @@ use socket2::SockRef;
 
 use super::super::message::{Host, Message};
 use super::super::ports::{Bound, Claim, Space, caller};
-use super::super::testing::{Transport, message as request, port_of_this_machine};
+use super::super::testing::{PORTS, Transport, message as request, port_of_this_machine};
 use super::super::{address, id, service};
 use super::*;
 use crate::process::fork::Inside;
@@ -240,9 +240,6 @@ pub(super) fn connects(channel: &Channel, passive: &Channel, port: u16, transpor
     channel.expect(c::RDMA_CM_EVENT_REJECTED, 28);
     destroy(&[client]);
 }
-
-/// Number of ports that a test tries. An id or a socket of another test may have a port.
-const PORTS: usize = 100;
 
 /// Binds a TCP listener, and then the id, to one port.
 fn bind_beside_tcp(id: *mut c::rdma_cm_id, ip: &str) -> TcpListener {
