@@ -259,9 +259,13 @@ pub(crate) fn documentation() -> Result<(), String> {
     run(doc)
 }
 
+/// Arguments of cargo for all tests but those of documentation. Without `--tests`, cargo would also compile and link the
+/// examples, which [`lints`] checks.
+const ALL_TESTS: [&str; 3] = ["test", "--workspace", "--tests"];
+
 /// Builds all tests, and downloads their missing dependencies and those of fuzz targets.
 pub(crate) fn build() -> Result<(), String> {
-    run(cargo(&["test", "--workspace", "--no-run"]))?;
+    run(cargo(&[&ALL_TESTS[..], &["--no-run"]].concat()))?;
     // Later, a step that compiles may hold the lock of the target directory for long.
     conformance_suites()?;
     fuzz::fetch()
@@ -297,17 +301,26 @@ fn test_threads() -> String {
 pub(crate) fn tests() -> Result<(), String> {
     let captures = captures();
     std::fs::create_dir_all(&captures).map_err(|error| format!("{}: {error}", captures.display()))?;
-    let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    test.env("DOORBELL_PCAP_DIR", captures).env("DOORBELL_LEFT_OUT", left_out_file());
-    test.env(TEST_THREADS, test_threads());
     let temporary = place::own().join("tmp");
     // With this folder for temporary files, the files of a killed test disappear with the folder of this run. The path
     // of a preloaded library must not contain a space or a colon.
-    if !temporary.to_string_lossy().contains([' ', ':']) {
+    let has_temporary = !temporary.to_string_lossy().contains([' ', ':']);
+    if has_temporary {
         std::fs::create_dir_all(&temporary).map_err(|error| format!("{}: {error}", temporary.display()))?;
-        test.env("TMPDIR", temporary);
     }
-    run_tests(test)
+    let run_those = |arguments: &[&str]| {
+        let mut test = cargo(&[arguments, &["--no-fail-fast"]].concat());
+        test.env("DOORBELL_PCAP_DIR", &captures).env("DOORBELL_LEFT_OUT", left_out_file());
+        test.env(TEST_THREADS, test_threads());
+        if has_temporary {
+            test.env("TMPDIR", &temporary);
+        }
+        run_tests(test)
+    };
+    match (run_those(&ALL_TESTS), run_those(&["test", "--workspace", "--doc"])) {
+        (Err(tests), Err(documentation)) => Err(format!("{tests}\n{documentation}")),
+        (tests, documentation) => tests.and(documentation),
+    }
 }
 
 /// Reports the tests that could not run because they need root.
@@ -345,8 +358,8 @@ pub(crate) fn conformance_suites() -> Result<[(PathBuf, PathBuf); 2], String> {
 fn list_conformance_suites() -> Result<[(PathBuf, PathBuf); 2], String> {
     // List the built suites of the whole workspace. `cargo test` with only some packages would build these packages
     // again, with other features.
-    let mut list = cargo(&["test", "--workspace", "--no-run", "--quiet"]);
-    list.args(["--message-format", "json"]);
+    let mut list = cargo(&ALL_TESTS);
+    list.args(["--no-run", "--quiet", "--message-format", "json"]);
     let listed = output_of(list)?;
     let suites: Vec<(PathBuf, PathBuf)> = listed.lines().filter_map(conformance_suite).collect();
     suites.try_into().map_err(|suites: Vec<_>| format!("cargo built {} conformance suites, must be 2", suites.len()))
