@@ -170,7 +170,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Compiling, "packages, combinations of features", packages::features),
     plain(Group::Compiling, "packages, rehearsal", packages::rehearsal),
     plain(Group::Compiling, OTHER_WHEELS, dist::wheel::link_for_others),
-    plain(Group::Compiling, "fuzz targets, build", fuzz::build),
+    plain(Group::Compiling, "fuzz targets, build", || fuzz::build().into()),
     plain(Group::Compiling, "instruction counter, check", || instructions::check().into()),
     plain(Group::Compiling, "documentation", || test::documentation().into()),
     plain(Group::Code, TESTS, || network::apart(|| test::tests().into())),
