@@ -8,7 +8,7 @@
 //! descriptors at each interval [`LOOK`]. If the program has closed them, the thread ends all lines. The next new id
 //! starts another thread.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_int;
 use std::net::SocketAddr;
 #[cfg(test)]
@@ -43,9 +43,6 @@ const ATTEMPTS: usize = 20;
 
 /// Interval at which the service thread checks its descriptors.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// Maximum number of ready sockets that one call of epoll returns.
-const TURN: usize = 64;
 
 pub(super) struct Service {
     epoll: Epoll,
@@ -148,12 +145,7 @@ pub(super) fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
 
 impl Service {
     pub(super) fn start() -> Answer<Arc<Self>> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
-        let wake = OwnEvent::new()
-            .map_err(|error| refused("an eventfd for the connection manager could not be created", &error))?;
-        epoll.add(&wake, is_woken()).map_err(failed)?;
-        let table = Mutex::new(Table { next: WAKE + 1, is_over: false, lines: HashMap::new() });
-        let service = Arc::new(Self { epoll, wake, table });
+        let service = Self::new()?;
         let own = Arc::clone(&service);
         match spawn_without_signals(THREAD, move || own.run()) {
             Ok(_) => Ok(service),
@@ -162,6 +154,16 @@ impl Service {
                 format!("the thread of the connection manager could not be started: {error}"),
             )),
         }
+    }
+
+    /// Creates a service without its thread.
+    pub(super) fn new() -> Answer<Arc<Self>> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
+        let wake = OwnEvent::new()
+            .map_err(|error| refused("an eventfd for the connection manager could not be created", &error))?;
+        epoll.add(&wake, is_woken()).map_err(failed)?;
+        let table = Mutex::new(Table { next: WAKE + 1, is_over: false, lines: HashMap::new() });
+        Ok(Arc::new(Self { epoll, wake, table }))
     }
 
     /// Returns whether the program has left the descriptors of the service unchanged.
@@ -249,38 +251,57 @@ impl Service {
         drop(gone); // drop the line only after the lock is free
     }
 
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         self.wake.signal();
     }
 
     fn run(&self) {
-        let mut events = [EpollEvent::empty(); TURN];
+        let mut events = Vec::new();
         let mut look_at = Instant::now() + LOOK;
-        loop {
-            let ready = match self.epoll.wait(&mut events, self.timeout()) {
-                Ok(ready) => ready,
-                Err(nix::Error::EINTR) => continue,
-                Err(_) => return self.end_all(),
-            };
-            for event in &events[..ready] {
-                if event.data() == WAKE {
-                    self.wake.reset();
-                    continue;
-                }
-                if let Some(line) = self.line(event.data()) {
-                    apart(|| line.on_ready());
-                }
-            }
-            for line in self.take_expired() {
-                apart(|| line.on_deadline());
-            }
+        while self.round(&mut events) {
             if Instant::now() >= look_at {
                 if !self.is_intact() {
-                    return self.end_all();
+                    break;
                 }
                 look_at = Instant::now() + LOOK;
             }
         }
+        self.end_all();
+    }
+
+    /// Waits for sockets and deadlines, and handles all lines that are ready. But each listener handles only one
+    /// visitor or connection, so its strangers do not delay its clients and other lines. Epoll reports the remaining
+    /// ones again in the next round. Returns false if the program has closed the descriptors of the service.
+    pub(super) fn round(&self, events: &mut Vec<EpollEvent>) -> bool {
+        let (sockets, timeout) = self.awaited();
+        events.resize(sockets, EpollEvent::empty());
+        let ready = match self.epoll.wait(events, timeout) {
+            Ok(ready) => ready,
+            Err(nix::Error::EINTR) => 0,
+            Err(_) => return false,
+        };
+        let mut listeners = BTreeMap::new();
+        for number in events[..ready].iter().map(EpollEvent::data) {
+            if number == WAKE {
+                self.wake.reset();
+                continue;
+            }
+            let Some(line) = self.line(number) else { continue };
+            match line.listener() {
+                Some(listener) => {
+                    let (_, ready) = listeners.entry(listener.number).or_insert_with(|| (listener, BTreeSet::new()));
+                    ready.insert(number);
+                }
+                None => apart(|| line.on_ready()),
+            }
+        }
+        for (listener, ready) in listeners.into_values() {
+            apart(|| listener.take_turn(&ready));
+        }
+        for line in self.take_expired() {
+            apart(|| line.on_deadline());
+        }
+        true
     }
 
     /// Ends all lines. Called when the service thread ends.
@@ -295,11 +316,16 @@ impl Service {
         }
     }
 
-    fn timeout(&self) -> EpollTimeout {
-        let next = self.table().lines.values().filter_map(|served| served.deadline).min();
+    /// Returns the maximum number of ready sockets, and the time until the next deadline. If epoll returned fewer
+    /// sockets than are ready, a client could be hidden behind strangers.
+    fn awaited(&self) -> (usize, EpollTimeout) {
+        let table = self.table();
+        let next = table.lines.values().filter_map(|served| served.deadline).min();
         let left = next.map_or(LOOK, |next| next.saturating_duration_since(Instant::now()).min(LOOK));
-        // The conversion to milliseconds rounds down. Add one, so that the thread does not wake before the deadline.
-        EpollTimeout::from(left.as_millis() as u16 + 1)
+        // Round up, so that the thread does not wake before the deadline.
+        let timeout = EpollTimeout::from(left.as_nanos().div_ceil(1_000_000) as u16);
+        // A listener has at most two sockets, and another line has one. The eventfd is ready too.
+        (2 * table.lines.len() + 1, timeout)
     }
 
     fn take_expired(&self) -> Vec<Arc<Line>> {

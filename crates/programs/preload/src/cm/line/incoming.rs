@@ -1,10 +1,12 @@
 //! Work of the service thread on a line: accepting connections, handling messages, and handling deadlines.
 
+use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::io;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use doorbell_admission::Progress;
 use doorbell_fabric::{Opening, OwnProcess};
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::QpKind;
@@ -27,33 +29,77 @@ pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Line {
-    /// Handles a socket of the line that the service thread found ready.
+    /// Returns the listener that decides when the service thread handles this line: the line itself if it listens, or
+    /// the listener that the line visits. `None` for other lines, which the thread handles in each round.
+    pub(in crate::cm) fn listener(self: &Arc<Self>) -> Option<Arc<Self>> {
+        let state = self.state();
+        match state.phase {
+            Phase::Listening { .. } => Some(Arc::clone(self)),
+            Phase::Arriving => state.listener.clone(),
+            _ => None,
+        }
+    }
+
+    /// Handles the ready socket of a line that neither listens nor visits a listener.
     pub(in crate::cm) fn on_ready(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
-            Phase::Listening { .. } => self.accept_next(state),
             Phase::Connecting { connected: false } => self.on_connected(&mut state),
-            Phase::Crowded => {}
+            Phase::Crowded | Phase::Listening { .. } => {}
             _ => {
-                let end = state.receive();
-                loop {
-                    match Message::parse(&state.inbox) {
-                        Ok(Some((message, length))) => {
-                            state.inbox.drain(..length);
-                            self.on_message(&mut state, message);
-                        }
-                        Ok(None) => break,
-                        Err(malformed) => {
-                            Refused::new(libc::EPROTO, malformed.to_string()).tell("rdma_cm");
-                            return self.on_end(&mut state, libc::EPROTO);
-                        }
-                    }
+                self.read(&mut state);
+            }
+        }
+    }
+
+    /// Accepts a connection of this listener, or handles one of its visitors. `ready` contains the numbers of its ready
+    /// visitors, and its own number if a connection is waiting.
+    pub(in crate::cm) fn take_turn(self: &Arc<Self>, ready: &BTreeSet<Number>) {
+        let mut state = self.state();
+        let is_called = ready.contains(&self.number);
+        match state.visitors.choose(ready, is_called) {
+            Some(visitor) => {
+                drop(state);
+                self.hear(visitor);
+            }
+            None if is_called => self.accept_next(state),
+            None => {}
+        }
+    }
+
+    /// Reads and handles the messages that have arrived. For a visitor, each message is a step.
+    fn read(self: &Arc<Self>, state: &mut State) -> Progress {
+        let before = state.inbox.len();
+        let end = state.receive();
+        let mut progress = if state.inbox.len() > before { Progress::Bytes } else { Progress::Nothing };
+        loop {
+            match Message::parse(&state.inbox) {
+                Ok(Some((message, length))) => {
+                    state.inbox.drain(..length);
+                    progress = Progress::Step;
+                    self.on_message(state, message);
                 }
-                if let Err(error) = end {
-                    self.on_end(&mut state, error.raw_os_error().unwrap_or(libc::ECONNRESET));
+                Ok(None) => break,
+                Err(malformed) => {
+                    Refused::new(libc::EPROTO, malformed.to_string()).tell("rdma_cm");
+                    self.on_end(state, libc::EPROTO);
+                    return progress;
                 }
             }
         }
+        if let Err(error) = end {
+            self.on_end(state, error.raw_os_error().unwrap_or(libc::ECONNRESET));
+        }
+        progress
+    }
+
+    /// Lets a visitor of this listener have a turn. The caller holds no lock.
+    fn hear(&self, visitor: Number) {
+        let Some(line) = self.service.line(visitor) else { return };
+        #[cfg(test)]
+        self.state().visitors.handled.push(visitor);
+        let progress = line.read(&mut line.state());
+        self.state().visitors.heard(visitor, progress);
     }
 
     /// Accepts one connection. If there is no room, first ends the visitor that has been silent for the longest time.
@@ -61,10 +107,10 @@ impl Line {
         if let Some(wait) = state.visitors.wait() {
             return self.pause(&state, wait);
         }
-        if let Some(number) = state.visitors.in_the_way() {
-            // The order of locks forbids to take the lock of the visitor's line while the listener's lock is held.
+        if let Some(visitor) = state.visitors.in_the_way() {
+            // The order of locks is the line of a visitor, then its listener. So drop the listener's lock first.
             drop(state);
-            self.evict(number);
+            self.evict(visitor);
             state = self.state();
             if !matches!(state.phase, Phase::Listening { .. }) || state.visitors.in_the_way().is_some() {
                 return;
@@ -79,18 +125,21 @@ impl Line {
                     let socket = OwnProcess::new(connection.into(), &opening);
                     drop(opening);
                     state.visitors.turn = index + 1;
-                    match self.arrive(&state, socket, &from) {
-                        Ok(number) => state.visitors.arrive(number),
-                        Err(why) => why.tell("rdma_cm"),
-                    }
-                    return;
+                    let visitor = match self.arrive(&state, socket, &from) {
+                        Ok(visitor) => visitor,
+                        Err(why) => return why.tell("rdma_cm"),
+                    };
+                    state.visitors.arrive(visitor);
+                    drop(state);
+                    // An honest client has often sent its request already.
+                    return self.hear(visitor);
                 }
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
                     drop(opening);
                     self.pause(&state, PAUSE);
                     let dispensable = state.visitors.dispensable();
                     drop(state);
-                    return dispensable.into_iter().for_each(|number| self.evict(number));
+                    return dispensable.into_iter().for_each(|visitor| self.evict(visitor));
                 }
                 // No connection is waiting, or the first waiting connection was aborted. In the second case, epoll
                 // reports the remaining connections again.
@@ -99,10 +148,12 @@ impl Line {
         }
     }
 
-    /// Ends a visitor, after a last turn: its request may have just arrived. The caller holds no lock.
-    fn evict(&self, number: Number) {
-        let Some(line) = self.service.line(number) else { return };
-        line.on_ready();
+    /// Ends a visitor that has been silent for too long. The visitor first has a last turn, since its request may have
+    /// just arrived. The caller holds no lock.
+    fn evict(&self, visitor: Number) {
+        self.hear(visitor);
+        let is_silent = self.state().visitors.dispensable() == Some(visitor);
+        let Some(line) = self.service.line(visitor).filter(|_| is_silent) else { return };
         let mut state = line.state();
         if state.phase == Phase::Arriving {
             line.on_end(&mut state, libc::ETIMEDOUT);

@@ -1,9 +1,9 @@
 //! Visitors of a listener: connections whose peers have not sent their request yet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use doorbell_admission::{Admission, Limits};
+use doorbell_admission::{Admission, Limits, Progress};
 
 use super::ARRIVAL;
 use crate::cm::service::Number;
@@ -25,11 +25,25 @@ pub(super) struct Visitors {
     lines: BTreeMap<doorbell_admission::Number, Number>,
     /// Index of the listener's socket whose connection is accepted next.
     pub(super) turn: usize,
+    /// Whether the listener accepts a connection before it handles a ready visitor. Both take turns, so that neither a
+    /// flood of connections nor visitors that are always ready can keep a client waiting.
+    is_arrivals_turn: bool,
+    /// Numbers of the visitors' lines, in the order in which the listener handled the visitors.
+    #[cfg(test)]
+    pub(super) handled: Vec<Number>,
 }
 
 impl Visitors {
     pub(super) fn new() -> Self {
-        Self { admission: Admission::new(LIMITS), begun: Instant::now(), lines: BTreeMap::new(), turn: 0 }
+        Self {
+            admission: Admission::new(LIMITS),
+            begun: Instant::now(),
+            lines: BTreeMap::new(),
+            turn: 0,
+            is_arrivals_turn: false,
+            #[cfg(test)]
+            handled: Vec::new(),
+        }
     }
 
     /// Returns the time for which further connections wait, because no visitor may be evicted yet.
@@ -47,9 +61,26 @@ impl Visitors {
         self.lines.get(&self.admission.dispensable(self.begun.elapsed())?).copied()
     }
 
+    /// Returns the line of the visitor to handle next, among the lines that are `ready`. `None` if no visitor is ready,
+    /// or if a connection is waiting (`is_called`) and has its turn.
+    pub(super) fn choose(&mut self, ready: &BTreeSet<Number>, is_called: bool) -> Option<Number> {
+        let lines = self.lines.iter().filter(|(_, line)| ready.contains(*line));
+        let has_turn = !(is_called && self.is_arrivals_turn);
+        let chosen = has_turn.then(|| self.admission.choose(lines.map(|(number, _)| *number))).flatten();
+        self.is_arrivals_turn = chosen.is_some();
+        self.lines.get(&chosen?).copied()
+    }
+
     pub(super) fn arrive(&mut self, line: Number) {
         let number = self.admission.arrive(self.begun.elapsed());
         self.lines.insert(number, line);
+    }
+
+    /// Records the progress of a visitor in its turn. Ignores a visitor that has left.
+    pub(super) fn heard(&mut self, line: Number, progress: Progress) {
+        if let Some((&number, _)) = self.lines.iter().find(|(_, own)| **own == line) {
+            self.admission.heard(number, self.begun.elapsed(), progress);
+        }
     }
 
     /// Removes a visitor. Returns whether the maximum number of visitors existed before.
@@ -61,3 +92,6 @@ impl Visitors {
         was_full
     }
 }
+
+#[cfg(test)]
+mod tests;
