@@ -28,7 +28,7 @@ use socket2::SockRef;
 use super::channel::{Detail, IdPointer, PendingEvent, Queue};
 use super::message::{Endpoint, MAX_BYTES, Message, lookup, reason};
 use super::ports::{Bound, Claim, Space};
-use super::service::{self, Number, Service};
+use super::service::{self, Deadline, Number, Service};
 use crate::objects::answer::{Answer, Refused};
 use crate::process::{config, fork};
 
@@ -174,8 +174,8 @@ pub(super) fn refused(what: &str, error: &io::Error) -> Refused {
     Refused::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}"))
 }
 
-fn soon(wait: Duration) -> Option<Instant> {
-    Some(Instant::now() + wait)
+fn soon(wait: Duration) -> Option<Deadline> {
+    Some(Deadline::Real(Instant::now() + wait))
 }
 
 impl Line {

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use doorbell_admission::Clock;
 use doorbell_sync::IgnorePoison;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
@@ -55,11 +56,42 @@ struct Table {
     /// Whether the service thread has ended.
     is_over: bool,
     lines: HashMap<Number, Served>,
+    /// Time that counts for the visitors of all listeners, for which the service thread waits together. The real times
+    /// of the clock are relative to `begun`.
+    clock: Clock,
+    begun: Instant,
 }
 
 struct Served {
     line: Arc<Line>,
-    deadline: Option<Instant>,
+    deadline: Option<Deadline>,
+}
+
+/// Deadline of a line.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Deadline {
+    /// Instant of real time.
+    Real(Instant),
+    /// Time as [`Service::counted`] returns it. Of a stop of the process, at most a tenth of a second counts.
+    Counted(Duration),
+}
+
+impl Table {
+    /// Returns the instant at which the service thread must continue because of a deadline. `None` if the instant is
+    /// too far in the future.
+    fn wakes_at(&self, deadline: Deadline) -> Option<Instant> {
+        match deadline {
+            Deadline::Real(instant) => Some(instant),
+            Deadline::Counted(counted) => self.begun.checked_add(self.clock.wake(counted)),
+        }
+    }
+
+    fn has_passed(&self, deadline: Deadline, now: Instant) -> bool {
+        match deadline {
+            Deadline::Real(instant) => instant <= now,
+            Deadline::Counted(counted) => counted <= self.clock.counted(),
+        }
+    }
 }
 
 fn failed(error: nix::Error) -> Refused {
@@ -162,8 +194,9 @@ impl Service {
         let wake = OwnEvent::new()
             .map_err(|error| refused("an eventfd for the connection manager could not be created", &error))?;
         epoll.add(&wake, is_woken()).map_err(failed)?;
-        let table = Mutex::new(Table { next: WAKE + 1, is_over: false, lines: HashMap::new() });
-        Ok(Arc::new(Self { epoll, wake, table }))
+        let (clock, begun) = (Clock::default(), Instant::now());
+        let table = Table { next: WAKE + 1, is_over: false, lines: HashMap::new(), clock, begun };
+        Ok(Arc::new(Self { epoll, wake, table: Mutex::new(table) }))
     }
 
     /// Returns whether the program has left the descriptors of the service unchanged.
@@ -185,7 +218,7 @@ impl Service {
     }
 
     /// Adds a line that waits only for its deadline.
-    pub(super) fn keep(&self, line: &Arc<Line>, deadline: Option<Instant>) -> Answer<()> {
+    pub(super) fn keep(&self, line: &Arc<Line>, deadline: Option<Deadline>) -> Answer<()> {
         let mut table = self.table();
         if table.is_over {
             return Err(closed());
@@ -202,7 +235,7 @@ impl Service {
         line: &Arc<Line>,
         socket: &OwnProcess,
         interest: EpollFlags,
-        deadline: Option<Instant>,
+        deadline: Option<Deadline>,
     ) -> Answer<()> {
         self.keep(line, deadline)?;
         self.watch(line.number, socket, interest).inspect_err(|_| {
@@ -226,7 +259,7 @@ impl Service {
         let _ = self.epoll.modify(socket, &mut EpollEvent::new(interest, number));
     }
 
-    pub(super) fn set_deadline(&self, number: Number, deadline: Option<Instant>) {
+    pub(super) fn set_deadline(&self, number: Number, deadline: Option<Deadline>) {
         if let Some(served) = self.table().lines.get_mut(&number) {
             served.deadline = deadline;
         }
@@ -255,6 +288,14 @@ impl Service {
         self.wake.signal();
     }
 
+    /// Returns the time that counts for visitors, including the time since the last call. At most a tenth of a second
+    /// counts between two calls.
+    pub(super) fn counted(&self) -> Duration {
+        let mut table = self.table();
+        let real = table.begun.elapsed();
+        table.clock.return_at(real)
+    }
+
     fn run(&self) {
         let mut events = Vec::new();
         let mut look_at = Instant::now() + LOOK;
@@ -275,7 +316,9 @@ impl Service {
     pub(super) fn round(&self, events: &mut Vec<EpollEvent>) -> bool {
         let (sockets, timeout) = self.awaited();
         events.resize(sockets, EpollEvent::empty());
-        let ready = match self.epoll.wait(events, timeout) {
+        let waited = self.epoll.wait(events, timeout);
+        self.counted();
+        let ready = match waited {
             Ok(ready) => ready,
             Err(nix::Error::EINTR) => 0,
             Err(_) => return false,
@@ -318,9 +361,10 @@ impl Service {
 
     /// Returns the maximum number of ready sockets, and the time until the next deadline. If epoll returned fewer
     /// sockets than are ready, a client could be hidden behind strangers.
-    fn awaited(&self) -> (usize, EpollTimeout) {
+    pub(super) fn awaited(&self) -> (usize, EpollTimeout) {
         let table = self.table();
-        let next = table.lines.values().filter_map(|served| served.deadline).min();
+        let deadlines = table.lines.values().filter_map(|served| served.deadline);
+        let next = deadlines.filter_map(|deadline| table.wakes_at(deadline)).min();
         let left = next.map_or(LOOK, |next| next.saturating_duration_since(Instant::now()).min(LOOK));
         // Round up, so that the thread does not wake before the deadline.
         let timeout = EpollTimeout::from(left.as_nanos().div_ceil(1_000_000) as u16);
@@ -331,13 +375,15 @@ impl Service {
     fn take_expired(&self) -> Vec<Arc<Line>> {
         let now = Instant::now();
         let mut table = self.table();
-        let expired = table.lines.values_mut().filter(|served| served.deadline.is_some_and(|deadline| deadline <= now));
-        expired
-            .map(|served| {
+        let has_passed = |deadline| table.has_passed(deadline, now);
+        let expired = table.lines.values().filter(|served| served.deadline.is_some_and(has_passed));
+        let expired: Vec<_> = expired.map(|served| Arc::clone(&served.line)).collect();
+        for line in &expired {
+            if let Some(served) = table.lines.get_mut(&line.number) {
                 served.deadline = None;
-                Arc::clone(&served.line)
-            })
-            .collect()
+            }
+        }
+        expired
     }
 }
 
@@ -346,6 +392,12 @@ impl Service {
     /// Returns the descriptors of the epoll and of the eventfd.
     pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.epoll.0.as_fd(), self.wake.as_fd()]
+    }
+
+    /// Lets time pass in one piece, as if the process were stopped.
+    pub(super) fn stop_for(&self, time: Duration) {
+        self.table().begun -= time;
+        self.counted();
     }
 }
 

@@ -14,12 +14,12 @@ use nix::sys::epoll::EpollFlags;
 use socket2::{SockAddr, SockRef};
 
 use super::transport::prepare;
-use super::{Line, Phase, READ, State, refused, soon};
+use super::{Line, Phase, READ, State, refused};
 use crate::cm::address::{canonical, is_here};
 use crate::cm::channel::Detail;
 use crate::cm::message::{Endpoint, Host, Message, lookup, reason};
 use crate::cm::ports;
-use crate::cm::service::Number;
+use crate::cm::service::{Deadline, Number};
 use crate::objects::answer::{Answer, Refused};
 
 /// Deadline for a peer to send its request after it has connected.
@@ -99,13 +99,16 @@ impl Line {
         #[cfg(test)]
         self.state().visitors.handled.push(visitor);
         let progress = line.read(&mut line.state());
-        self.state().visitors.heard(visitor, progress);
+        let now = self.service.counted();
+        self.state().visitors.heard(visitor, now, progress);
     }
 
     /// Accepts one connection. If there is no room, first ends the visitor that has been silent for the longest time.
     fn accept_next<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>) {
-        if let Some(wait) = state.visitors.wait() {
-            return self.pause(&state, wait);
+        let now = self.service.counted();
+        let place_at = state.visitors.place_at();
+        if place_at > now {
+            return self.pause(&state, place_at);
         }
         if let Some(visitor) = state.visitors.in_the_way() {
             // The order of locks is the line of a visitor, then its listener. So drop the listener's lock first.
@@ -125,19 +128,19 @@ impl Line {
                     let socket = OwnProcess::new(connection.into(), &opening);
                     drop(opening);
                     state.visitors.turn = index + 1;
-                    let visitor = match self.arrive(&state, socket, &from) {
+                    let visitor = match self.arrive(&state, socket, &from, now) {
                         Ok(visitor) => visitor,
                         Err(why) => return why.tell("rdma_cm"),
                     };
-                    state.visitors.arrive(visitor);
+                    state.visitors.arrive(visitor, now);
                     drop(state);
                     // An honest client has often sent its request already.
                     return self.hear(visitor);
                 }
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
                     drop(opening);
-                    self.pause(&state, PAUSE);
-                    let dispensable = state.visitors.dispensable();
+                    self.pause(&state, now + PAUSE);
+                    let dispensable = state.visitors.dispensable(now);
                     drop(state);
                     return dispensable.into_iter().for_each(|visitor| self.evict(visitor));
                 }
@@ -152,7 +155,8 @@ impl Line {
     /// just arrived. The caller holds no lock.
     fn evict(&self, visitor: Number) {
         self.hear(visitor);
-        let is_silent = self.state().visitors.dispensable() == Some(visitor);
+        let now = self.service.counted();
+        let is_silent = self.state().visitors.dispensable(now) == Some(visitor);
         let Some(line) = self.service.line(visitor).filter(|_| is_silent) else { return };
         let mut state = line.state();
         if state.phase == Phase::Arriving {
@@ -167,13 +171,13 @@ impl Line {
         }
     }
 
-    /// Stops watching the sockets of a listener for a time. Otherwise, connections that the listener cannot accept
-    /// would keep the service thread busy.
-    fn pause(&self, state: &State, time: Duration) {
+    /// Stops watching the sockets of a listener until the counted time is `until`. Otherwise, connections that the
+    /// listener cannot accept would keep the service thread busy.
+    fn pause(&self, state: &State, until: Duration) {
         for listening in &state.listening {
             self.service.expect(self.number, listening, EpollFlags::empty());
         }
-        self.service.set_deadline(self.number, soon(time));
+        self.service.set_deadline(self.number, Some(Deadline::Counted(until)));
     }
 
     fn resume(&self, state: &State) {
@@ -182,7 +186,7 @@ impl Line {
         }
     }
 
-    fn arrive(self: &Arc<Self>, state: &State, socket: OwnProcess, from: &SockAddr) -> Answer<Number> {
+    fn arrive(self: &Arc<Self>, state: &State, socket: OwnProcess, from: &SockAddr, now: Duration) -> Answer<Number> {
         let failed = |error: io::Error| refused("a connection to the listener could not be accepted", &error);
         let connection = SockRef::from(&socket);
         connection.set_nonblocking(true).map_err(failed)?;
@@ -203,7 +207,7 @@ impl Line {
             })?);
         }
         own.listener = Some(Arc::clone(self));
-        self.service.serve(&child, &socket, READ, soon(ARRIVAL))?;
+        self.service.serve(&child, &socket, READ, Some(Deadline::Counted(now + ARRIVAL)))?;
         own.socket = Some(socket);
         Ok(child.number)
     }

@@ -1,7 +1,7 @@
 //! Visitors of a listener: connections whose peers have not sent their request yet.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use doorbell_admission::{Admission, Limits, Progress};
 
@@ -17,10 +17,9 @@ const LIMITS: Limits = Limits {
     patience_after_step: Duration::ZERO,
 };
 
-/// Visitors of a listener. The service thread always waits for visitors, so all real time counts.
+/// Visitors of a listener. All times are those that the service counts.
 pub(super) struct Visitors {
     admission: Admission,
-    begun: Instant,
     /// Numbers of the visitors' lines, by the numbers of the visitors in the admission.
     lines: BTreeMap<doorbell_admission::Number, Number>,
     /// Index of the listener's socket whose connection is accepted next.
@@ -37,7 +36,6 @@ impl Visitors {
     pub(super) fn new() -> Self {
         Self {
             admission: Admission::new(LIMITS),
-            begun: Instant::now(),
             lines: BTreeMap::new(),
             turn: 0,
             is_arrivals_turn: false,
@@ -46,9 +44,9 @@ impl Visitors {
         }
     }
 
-    /// Returns the time for which further connections wait, because no visitor may be evicted yet.
-    pub(super) fn wait(&self) -> Option<Duration> {
-        self.admission.place_at().checked_sub(self.begun.elapsed()).filter(|wait| !wait.is_zero())
+    /// Returns the time until which further connections wait, because no visitor may be evicted before.
+    pub(super) fn place_at(&self) -> Duration {
+        self.admission.place_at()
     }
 
     /// Returns the line that must end before a new visitor can be added. `None` if there is room.
@@ -57,8 +55,8 @@ impl Visitors {
     }
 
     /// Returns the line to end if the process has no descriptor for a new visitor.
-    pub(super) fn dispensable(&self) -> Option<Number> {
-        self.lines.get(&self.admission.dispensable(self.begun.elapsed())?).copied()
+    pub(super) fn dispensable(&self, now: Duration) -> Option<Number> {
+        self.lines.get(&self.admission.dispensable(now)?).copied()
     }
 
     /// Returns the line of the visitor to handle next, among the lines that are `ready`. `None` if no visitor is ready,
@@ -71,15 +69,15 @@ impl Visitors {
         self.lines.get(&chosen?).copied()
     }
 
-    pub(super) fn arrive(&mut self, line: Number) {
-        let number = self.admission.arrive(self.begun.elapsed());
+    pub(super) fn arrive(&mut self, line: Number, now: Duration) {
+        let number = self.admission.arrive(now);
         self.lines.insert(number, line);
     }
 
     /// Records the progress of a visitor in its turn. Ignores a visitor that has left.
-    pub(super) fn heard(&mut self, line: Number, progress: Progress) {
+    pub(super) fn heard(&mut self, line: Number, now: Duration, progress: Progress) {
         if let Some((&number, _)) = self.lines.iter().find(|(_, own)| **own == line) {
-            self.admission.heard(number, self.begun.elapsed(), progress);
+            self.admission.heard(number, now, progress);
         }
     }
 

@@ -11,7 +11,7 @@ use doorbell_fabric::OwnProcess;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::QpKind;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::epoll::EpollEvent;
+use nix::sys::epoll::{EpollEvent, EpollTimeout};
 use socket2::Socket;
 
 use super::super::{Line, Phase, READ};
@@ -25,6 +25,9 @@ use crate::process::fork::Inside;
 
 /// Maximum number of rounds until the listener has handled all connections and bytes of a test.
 const ROUNDS_MAX: usize = 100_000;
+
+/// Piece of time that counts in full.
+const PIECE: Duration = Duration::from_millis(100);
 
 /// A stranger that sends one byte of a request after another.
 struct Dripping {
@@ -201,6 +204,13 @@ impl Crowd {
         let handled = self.handled_until(|crowd| crowd.listener.state().visitors.handled.contains(&number));
         handled.iter().filter(|&&other| other != number).count()
     }
+
+    /// Lets the service thread wait for visitors for some time.
+    fn wait(&self, time: Duration) {
+        for _ in 0..time.as_millis().div_ceil(PIECE.as_millis()) {
+            self.service.stop_for(PIECE);
+        }
+    }
 }
 
 impl Drop for Crowd {
@@ -286,4 +296,21 @@ fn connections_do_not_wait_for_ready_strangers() {
     );
     assert_eq!(crowd.listener.state().visitors.handled.len(), 1);
     connections.iter().for_each(|line| line.close());
+}
+
+/// The process is stopped for an hour while a visitor has not sent its request.
+#[test]
+fn a_stop_costs_a_visitor_of_rdma_cm_a_tenth_of_a_second() {
+    let mut crowd = Crowd::new(Transport::Tcp);
+    let (_client, port) = crowd.connect();
+    crowd.until("the visitor does not arrive", |crowd| crowd.visitor(port).is_some());
+    crowd.service.stop_for(Duration::from_secs(3600));
+    crowd.round();
+    assert!(crowd.visitor(port).is_some(), "the stop counts in full");
+    // A longer wait would not count in full.
+    let (_, timeout) = crowd.service.awaited();
+    assert!(timeout <= EpollTimeout::from(100_u8), "{timeout:?}");
+    crowd.wait(ARRIVAL);
+    crowd.round();
+    assert!(crowd.visitor(port).is_none(), "the visitor outlasts its deadline");
 }
