@@ -26,7 +26,7 @@ use crate::objects::answer::{Answer, Refused};
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
 
 /// Time for which a listener that cannot accept connections stops accepting.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 impl Line {
     /// Returns the listener that decides when the service thread handles this line: the line itself if it listens, or
@@ -108,7 +108,7 @@ impl Line {
         let now = self.service.counted();
         let place_at = state.visitors.place_at();
         if place_at > now {
-            return self.pause(&state, place_at);
+            return self.pause(&mut state, place_at);
         }
         if let Some(visitor) = state.visitors.in_the_way() {
             // The order of locks is the line of a visitor, then its listener. So drop the listener's lock first.
@@ -139,10 +139,12 @@ impl Line {
                 }
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
                     drop(opening);
-                    self.pause(&state, now + PAUSE);
-                    let dispensable = state.visitors.dispensable(now);
+                    let Some(visitor) = state.visitors.dispensable(now) else {
+                        return self.pause(&mut state, now + PAUSE);
+                    };
                     drop(state);
-                    return dispensable.into_iter().for_each(|visitor| self.evict(visitor));
+                    // The next turn uses the descriptor of this visitor.
+                    return self.evict(visitor);
                 }
                 // No connection is waiting, or the first waiting connection was aborted. In the second case, epoll
                 // reports the remaining connections again.
@@ -164,25 +166,28 @@ impl Line {
         }
     }
 
-    /// Removes a visitor of this listener. If the listener was full, it accepts connections again.
+    /// Removes a visitor of this listener. A paused listener accepts connections again, since the visitor leaves a
+    /// place or a descriptor.
     fn part_from(&self, state: &mut State, visitor: Number) {
-        if state.visitors.leave(visitor) {
-            self.resume(state);
-        }
+        state.visitors.leave(visitor);
+        self.resume(state);
     }
 
     /// Stops watching the sockets of a listener until the counted time is `until`. Otherwise, connections that the
     /// listener cannot accept would keep the service thread busy.
-    fn pause(&self, state: &State, until: Duration) {
+    fn pause(&self, state: &mut State, until: Duration) {
         for listening in &state.listening {
             self.service.expect(self.number, listening, EpollFlags::empty());
         }
+        state.visitors.is_paused = true;
         self.service.set_deadline(self.number, Some(Deadline::Counted(until)));
     }
 
-    fn resume(&self, state: &State) {
-        for listening in &state.listening {
-            self.service.expect(self.number, listening, READ);
+    fn resume(&self, state: &mut State) {
+        if std::mem::take(&mut state.visitors.is_paused) {
+            for listening in &state.listening {
+                self.service.expect(self.number, listening, READ);
+            }
         }
     }
 
@@ -371,7 +376,7 @@ impl Line {
     pub(in crate::cm) fn on_deadline(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
-            Phase::Listening { .. } => self.resume(&state),
+            Phase::Listening { .. } => self.resume(&mut state),
             Phase::Crowded => {
                 if let Err(refused) = self.reach_out(&mut state) {
                     refused.tell("rdma_connect");

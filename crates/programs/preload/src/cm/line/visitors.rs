@@ -27,6 +27,8 @@ pub(super) struct Visitors {
     /// Whether the listener accepts a connection before it handles a ready visitor. Both take turns, so that neither a
     /// flood of connections nor visitors that are always ready can keep a client waiting.
     is_arrivals_turn: bool,
+    /// Whether the service does not watch the sockets of the listener, because the listener cannot accept connections.
+    pub(super) is_paused: bool,
     /// Numbers of the visitors' lines, in the order in which the listener handled the visitors.
     #[cfg(test)]
     pub(super) handled: Vec<Number>,
@@ -39,6 +41,7 @@ impl Visitors {
             lines: BTreeMap::new(),
             turn: 0,
             is_arrivals_turn: false,
+            is_paused: false,
             #[cfg(test)]
             handled: Vec::new(),
         }
@@ -81,13 +84,10 @@ impl Visitors {
         }
     }
 
-    /// Removes a visitor. Returns whether the maximum number of visitors existed before.
-    pub(super) fn leave(&mut self, line: Number) -> bool {
-        let was_full = self.admission.in_the_way().is_some();
+    pub(super) fn leave(&mut self, line: Number) {
         for (number, _) in self.lines.extract_if(.., |_, own| *own == line) {
             self.admission.leave(number);
         }
-        was_full
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of a listener beside many strangers. The test does the rounds of the service thread.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,8 +13,10 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::QpKind;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{EpollEvent, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::Socket;
 
+use super::super::incoming::PAUSE;
 use super::super::{Line, Phase, READ};
 use super::*;
 use crate::cm::channel::{Detail, Queue};
@@ -313,4 +316,55 @@ fn a_stop_costs_a_visitor_of_rdma_cm_a_tenth_of_a_second() {
     crowd.wait(ARRIVAL);
     crowd.round();
     assert!(crowd.visitor(port).is_none(), "the visitor outlasts its deadline");
+}
+
+/// Takes all descriptors of this process.
+fn take_descriptors() -> Vec<File> {
+    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
+}
+
+#[test]
+fn a_listener_of_rdma_cm_without_descriptors_serves_an_honest_client() {
+    doorbell_testing::in_own_process(
+        |_| {},
+        || {
+            let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+            setrlimit(Resource::RLIMIT_NOFILE, 200, most).unwrap();
+            Transport::BOTH.into_iter().for_each(a_silent_visitor_leaves_its_descriptor);
+            Transport::BOTH.into_iter().for_each(a_listener_waits_for_a_descriptor);
+        },
+    );
+}
+
+fn a_silent_visitor_leaves_its_descriptor(transport: Transport) {
+    let mut crowd = Crowd::new(transport);
+    let silent: Vec<_> = (0..4).map(|_| crowd.connect()).collect();
+    crowd.until("the visitors do not arrive", |crowd| crowd.visitors().len() == silent.len());
+    let (mut client, _) = crowd.connect();
+    client.write_all(&crowd.messages().concat()).unwrap();
+    let files = take_descriptors();
+    assert!(!files.is_empty());
+    crowd.wait(LIMITS.patience);
+    crowd.until("the client does not take the descriptor of a visitor", Crowd::has_request);
+    let left: Vec<_> = silent.iter().map(|(_, port)| crowd.visitor(*port).is_some()).collect();
+    assert_eq!(left, [false, true, true, true], "the oldest visitor makes room");
+    crowd.take_requests().iter().for_each(|line| line.close());
+}
+
+fn a_listener_waits_for_a_descriptor(transport: Transport) {
+    let mut crowd = Crowd::new(transport);
+    let (mut client, _) = crowd.connect();
+    client.write_all(&crowd.messages().concat()).unwrap();
+    let mut files = take_descriptors();
+    for _ in 0..3 {
+        crowd.until("the listener does not pause without a descriptor", |crowd| {
+            crowd.listener.state().visitors.is_paused
+        });
+        crowd.wait(PAUSE);
+    }
+    assert!(!crowd.has_request());
+    drop(files.pop());
+    crowd.wait(PAUSE);
+    crowd.until("the client does not take the free descriptor", Crowd::has_request);
+    crowd.take_requests().iter().for_each(|line| line.close());
 }
