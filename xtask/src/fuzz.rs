@@ -97,8 +97,8 @@ pub(crate) fn fetch() -> Result<(), String> {
 pub(crate) fn check_alone(package: &Path) -> Result<(), String> {
     take_versions(&root(), package)?;
     let mut check = elsewhere(package, &["check", "--quiet"]);
-    // With a built libFuzzer, the build script of libfuzzer-sys compiles none. A check links nothing, so the path may be
-    // that of any file.
+    // With a built libFuzzer, the build script of libfuzzer-sys compiles none. A check links nothing, so any file will
+    // do.
     check.env("CUSTOM_LIBFUZZER_PATH", root().join("Cargo.toml"));
     run(check)
 }

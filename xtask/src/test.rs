@@ -259,8 +259,8 @@ pub(crate) fn documentation() -> Result<(), String> {
     run(doc)
 }
 
-/// Arguments of cargo for all tests but those of documentation. Without `--tests`, cargo would also compile and link the
-/// examples, which [`lints`] checks.
+/// Arguments of cargo for all tests but those of documentation. Without `--tests`, cargo would also compile and link
+/// the examples, which [`lints`] checks.
 const ALL_TESTS: [&str; 3] = ["test", "--workspace", "--tests"];
 
 /// Builds all tests, and downloads their missing dependencies and those of fuzz targets.
