@@ -112,7 +112,7 @@ impl Crowd {
     /// Connects a further stranger. Every second one begins to send at once.
     fn add_stranger(&mut self) {
         let (socket, _) = self.connect();
-        if self.connected % 2 == 0 {
+        if self.connected.is_multiple_of(2) {
             self.silent.push_back(socket);
         } else {
             let mut stranger = Dripping::new(socket);
