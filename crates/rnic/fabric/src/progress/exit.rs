@@ -98,10 +98,12 @@ pub fn flush_before_exit() {
             _ => shared.flushes.ask(),
         };
         shared.kick();
+        let asked_at = Instant::now();
         let mut is_free = false;
         while !shared.flushes.is_done(asked) {
             is_free = is_free || !matches!(shared.driver.try_lock(), Err(TryLockError::WouldBlock));
-            if begun.elapsed() >= if is_free { FLUSH_WITHIN } else { FREE_WITHIN } {
+            let is_held = !is_free && asked_at.elapsed() >= FREE_WITHIN;
+            if is_held || begun.elapsed() >= FLUSH_WITHIN {
                 break;
             }
             std::thread::yield_now();
