@@ -79,6 +79,8 @@ pub(crate) struct DeviceObjects {
     tables: Mutex<Tables>,
     /// Number of engines.
     engines: AtomicUsize,
+    /// Engines that have had queue pairs, as bits.
+    used: AtomicU32,
 }
 
 /// Queues of a new queue pair.
@@ -164,6 +166,7 @@ impl DeviceObjects {
                 key_rng,
             }),
             engines: AtomicUsize::new(1),
+            used: AtomicU32::new(0),
         }
     }
 
@@ -178,13 +181,19 @@ impl DeviceObjects {
         Some(EngineId(before as u8))
     }
 
-    /// Returns the number of engines.
-    pub(crate) fn engines(&self) -> usize {
-        self.engines.load(Ordering::Relaxed)
+    /// Records that an engine gets a queue pair.
+    pub(crate) fn use_engine(&self, engine: EngineId) {
+        self.used.fetch_or(1 << engine.0, Ordering::Relaxed);
     }
 
-    pub(crate) fn has_engine(&self, engine: EngineId) -> bool {
-        usize::from(engine.0) < self.engines()
+    /// Returns whether an engine has had queue pairs.
+    pub(crate) fn is_used(&self, engine: EngineId) -> bool {
+        self.used.load(Ordering::Relaxed) & 1 << engine.0 != 0
+    }
+
+    /// Returns the number of engines that have had queue pairs, or 1 if none has.
+    pub(crate) fn used_engines(&self) -> u32 {
+        self.used.load(Ordering::Relaxed).count_ones().max(1)
     }
 
     pub(crate) fn counts(&self) -> Counts {

@@ -304,6 +304,7 @@ impl Rnic {
         check_range("max_recv_sge", c.max_recv_sge, 0, LIMITS.max_sges)?;
         check_range("max_inline", c.max_inline, 0, LIMITS.max_inline)?;
         let queues = self.device.enter_qp(&init)?;
+        self.device.use_engine(self.engine);
         let rq = match queues.shared {
             Some(shared) => ReceiveQueue::Shared(shared as Arc<dyn ReceiveSource>),
             None => {
@@ -437,7 +438,7 @@ impl Rnic {
     fn join_destination(&mut self, address: IpAddr) -> usize {
         let (destinations, config, policy) = (&mut self.core.destinations, &self.config, &self.core.policy);
         // A peer with one engine has one buffer for the packets of all engines. Their windows fit into it together.
-        let share_bytes = config.receive_buffer_bytes / self.device.engines() as u64;
+        let share_bytes = config.receive_buffer_bytes / u64::from(self.device.used_engines());
         let index = *self.by_address.entry(address).or_insert_with(|| {
             let window = Window::new(share_bytes, policy.max_window_bytes);
             destinations.insert(Destination { address, users: 0, window })
@@ -538,13 +539,15 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// Returns the windows of an engine of a device with this number of engines: for packets to a peer, and for READ
+    /// Returns the windows of an engine of a device with this number of used engines: for packets to a peer, and for READ
     /// responses to the engine's own receive buffer.
     fn windows(engines: usize) -> [u64; 2] {
         let address = [10, 0, 0, 1].into();
         let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 400_000, seed: [7; 32] };
         let mut rnic = Rnic::new(config, None);
-        let _further: Vec<_> = (1..engines).map(|_| rnic.add_engine().unwrap()).collect();
+        let further: Vec<_> = (1..4).map(|_| rnic.add_engine().unwrap()).collect();
+        further[..engines - 1].iter().for_each(|rnic| rnic.device.use_engine(rnic.engine));
+        rnic.device.use_engine(rnic.engine);
         let destination = rnic.join_destination([10, 0, 0, 2].into());
         [rnic.core.destinations[destination].window.limit(), rnic.core.inbound.limit()]
     }

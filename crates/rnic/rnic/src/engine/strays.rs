@@ -30,7 +30,7 @@ impl Rnic {
     #[cold]
     pub(super) fn handle_unknown(&mut self, outer: &Outer, bth: &BthRepr, packet: Packet<'_>) {
         let engine = EngineId::of(bth.dest_qpn);
-        if engine == self.engine || !self.device.has_engine(engine) || self.strays.len() >= STRAYS_MAX {
+        if engine == self.engine || !self.device.is_used(engine) || self.strays.len() >= STRAYS_MAX {
             self.count_unknown(bth);
             return;
         }
