@@ -2,6 +2,7 @@
 //! `queues.rs` implements its queues.
 
 mod devices;
+mod ends;
 mod engines;
 mod environment;
 mod faults;
@@ -19,8 +20,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use doorbell_fabric::{
-    BindError, BindRequest, DrivenRnic, EngineParts, Link, OwnMemory, OwnProcess, SharedMemoryLink, UdpLink, VerbsCall,
-    VerbsFaults, active_mtu, bind_engines, guard_memory,
+    BindError, BindRequest, DrivenRnic, EngineParts, Link, OwnMemory, OwnProcess, VerbsCall, VerbsFaults, guard_memory,
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice, MemoryCounters, MemoryOptions};
 use doorbell_rnic::{Config, Policy, Region, Rnic};
@@ -30,7 +30,7 @@ use doorbell_verbs_core::{
     Access, AsyncEvent, Counters, EventQueue, LKey, LinkCounters, MemoryError, Notifier, ObjectError, PdId, PortOrder,
     PortState, QpInit, Sge, WindowKind,
 };
-use doorbell_wire::{PathMtu, Psn, RKey, ROCE_UDP_PORT, to_gid};
+use doorbell_wire::{Psn, RKey, ROCE_UDP_PORT, to_gid};
 
 pub use crate::ack::{ACK_VARIABLE, AckPolicy};
 use crate::error::Error;
@@ -44,6 +44,8 @@ pub use devices::{
     device, devices, number_of, open_all,
 };
 pub use doorbell_fabric::{bring_in, can_bring_in};
+pub use ends::LinkEnd;
+use ends::bind;
 use engines::Engines;
 pub use environment::{ENGINES_VARIABLE, LINK_VARIABLE};
 use layers::{Drive, stack};
@@ -88,8 +90,9 @@ pub struct SoftOptions {
     /// devices offer it.
     pub link: Option<LinkChoice>,
     /// Number of engines, from 1 to 16; `None` means the value of [`ENGINES_VARIABLE`], or else one per processor, at
-    /// most 4. Each engine handles a part of the queue pairs with a lock, a thread and a socket of its own. So threads
-    /// with completion queues of their own do not wait for each other. A device with a capture or a fault plan has one
+    /// most 4. Each engine handles a part of the queue pairs with a lock, a thread and a socket of its own. Queue pairs
+    /// of one completion queue share an engine. By default, so do the queue pairs that one thread creates. So threads
+    /// with queue pairs of their own do not wait for each other. A device with a capture or a fault plan has one
     /// engine.
     pub engines: Option<usize>,
     /// Whether to publish the counters to other processes of this user, if possible.
@@ -171,65 +174,25 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     let has_order = options.pcap.is_some() || options.faults.is_some();
     let engines = if has_order { 1 } else { wanted.unwrap_or_else(environment::default_engines) };
     let choice = options.effective()?.0;
-    let ends = match bind(request, choice, engines) {
-        // A sandbox may refuse the options of several sockets with one address. The program has not requested them.
-        Err(Error::Bind(BindError::System { .. })) if wanted.is_none() && engines > 1 => bind(request, choice, 1),
-        ends => ends,
+    let open = |engines| {
+        let ends = bind(request, choice, engines)?;
+        let (address, port) = (ends[0].address, ends[0].port);
+        let soft = start(ends, options)?;
+        if options.publish {
+            publish(&soft, address, port);
+        }
+        Ok(soft)
+    };
+    let soft = match open(engines) {
+        // A sandbox may refuse several sockets with one address, or there may be too few descriptors. The program has
+        // not requested several engines.
+        Err(Error::Bind(BindError::System { .. }) | Error::Os { .. }) if wanted.is_none() && engines > 1 => open(1),
+        opened => opened,
     }?;
-    let (address, port) = (ends[0].address, ends[0].port);
-    let soft = start(ends, options)?;
-    if options.publish {
-        publish(&soft, address, port);
+    if wanted.is_none() {
+        soft.engines.place_by_creator();
     }
     Ok(Arc::new(soft))
-}
-
-/// Binds a link for each engine of a device.
-fn bind(request: BindRequest, choice: LinkChoice, engines: usize) -> Result<Vec<LinkEnd>, Error> {
-    if choice == LinkChoice::Udp {
-        bind_engines(request, engines)?.into_iter().map(|link| LinkEnd::of(link, |link| link)).collect()
-    } else {
-        let links = SharedMemoryLink::bind(request, choice, engines)?;
-        links.into_iter().map(|link| LinkEnd::of(link, SharedMemoryLink::udp)).collect()
-    }
-}
-
-/// One end of a link, for a new device.
-pub struct LinkEnd {
-    /// Link that carries the packets of the device.
-    pub link: Box<dyn Link>,
-    /// Descriptor that is readable while packets wait to be received.
-    pub readable: OwnProcess,
-    /// Address of the device on the link.
-    pub address: IpAddr,
-    /// UDP port of this device and of its peers.
-    pub port: u16,
-    /// Largest path MTU that the link supports.
-    pub active_mtu: PathMtu,
-    /// Size of the receive buffer of the link; 0 if the link has none.
-    pub receive_buffer_bytes: usize,
-}
-
-impl LinkEnd {
-    /// Describes the end of a link over the UDP socket that `udp` returns.
-    fn of<L: Link + 'static>(link: L, udp: impl Fn(&L) -> &UdpLink) -> Result<Self, Error> {
-        let socket = udp(&link);
-        let address = socket.local_address();
-        Ok(Self {
-            readable: socket.readable().map_err(Error::os("the socket could not be cloned"))?,
-            address,
-            port: socket.port(),
-            active_mtu: active_mtu(address).map_err(Error::os("the interface's MTU could not be read"))?,
-            receive_buffer_bytes: socket.receive_buffer_bytes(),
-            link: Box::new(link),
-        })
-    }
-}
-
-impl std::fmt::Debug for LinkEnd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LinkEnd").field("address", &self.address).field("port", &self.port).finish_non_exhaustive()
-    }
 }
 
 /// Opens a software RNIC on a link that the program provides instead of a UDP socket. Options that concern the socket

@@ -539,8 +539,8 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// Returns the windows of an engine of a device with this number of used engines: for packets to a peer, and for READ
-    /// responses to the engine's own receive buffer.
+    /// Returns the windows of an engine of a device that uses this number of engines: for packets to a peer, and for
+    /// READ responses to the engine's own receive buffer.
     fn windows(engines: usize) -> [u64; 2] {
         let address = [10, 0, 0, 1].into();
         let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 400_000, seed: [7; 32] };

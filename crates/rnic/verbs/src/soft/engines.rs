@@ -1,9 +1,11 @@
 //! Engines of a software RNIC, and the distribution of queue pairs to them.
 //!
 //! A thread that polls a completion queue drives the engines of the queue pairs that complete to it. So the queue pairs
-//! of one completion queue get the same engine, and other queue pairs get the engines in turn.
+//! of one completion queue get the same engine. By default, so do the queue pairs that one thread creates, since that
+//! thread may poll one of its queues and expect progress on all. Other queue pairs get the engines in turn.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::iter;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,17 +14,38 @@ use doorbell_fabric::DrivenRnic;
 use doorbell_rnic::{CompletionQueue, ENGINES_MAX, Objects, Rnic};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{Completion, Counters, CqId, LinkCounters, Overrun};
+use nix::unistd::{Pid, gettid};
 
 /// Engines of one device, in the order of their identifiers.
 pub(super) struct Engines {
     all: Box<[Arc<DrivenRnic>]>,
+    /// Engines that have had queue pairs, as bits.
+    used: AtomicU32,
     placement: Mutex<Placement>,
 }
 
 struct Placement {
-    /// Engine of the next queue pair whose completion queues are unused.
+    /// Whether the queue pairs that one thread creates share an engine.
+    by_creator: bool,
+    /// Engine of the next queue pair that need not share one.
     next: usize,
     cqs: HashMap<CqId, Arc<CqEngines>>,
+    /// Threads by their identifiers; none unless their queue pairs share an engine.
+    creators: HashMap<Pid, Creator>,
+}
+
+/// Thread that has created queue pairs.
+struct Creator {
+    engine: usize,
+    /// Number of queue pairs that exist.
+    qps: usize,
+}
+
+/// Engine of a queue pair, and the thread that has created the queue pair.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) engine: usize,
+    creator: Pid,
 }
 
 /// Engines of the queue pairs that complete to one queue. Polls of the queue drive them.
@@ -73,12 +96,42 @@ impl CqEngines {
     }
 }
 
+impl Placement {
+    fn enter(&mut self, place: Place, cqs: [CqId; 2]) {
+        if self.by_creator {
+            self.creators.entry(place.creator).or_insert(Creator { engine: place.engine, qps: 0 }).qps += 1;
+        }
+        self.change(place, cqs, |users| *users += 1);
+    }
+
+    fn leave(&mut self, place: Place, cqs: [CqId; 2]) {
+        if let Entry::Occupied(mut creator) = self.creators.entry(place.creator) {
+            creator.get_mut().qps -= 1;
+            if creator.get().qps == 0 {
+                creator.remove();
+            }
+        }
+        self.change(place, cqs, |users| *users -= 1);
+    }
+
+    fn change(&self, place: Place, cqs: [CqId; 2], change: impl Fn(&mut u32)) {
+        for engines in cqs.iter().filter_map(|cq| self.cqs.get(cq)) {
+            engines.change(place.engine, &change);
+        }
+    }
+}
+
 impl Engines {
     /// Creates the list of at least one engine.
     pub(super) fn new(all: Vec<DrivenRnic>) -> Self {
-        // Engine 0 also gets the packets that name no engine. So the other engines come first.
-        let placement = Placement { next: all.len() - 1, cqs: HashMap::new() };
-        Self { all: all.into_iter().map(Arc::new).collect(), placement: Mutex::new(placement) }
+        let placement = Placement { by_creator: false, next: 0, cqs: HashMap::new(), creators: HashMap::new() };
+        let all = all.into_iter().map(Arc::new).collect();
+        Self { all, used: AtomicU32::new(0), placement: Mutex::new(placement) }
+    }
+
+    /// Makes the queue pairs that one thread creates share an engine. Call it before there are queue pairs.
+    pub(super) fn place_by_creator(&self) {
+        self.placement().by_creator = true;
     }
 
     /// Returns the engine that creates and destroys objects other than queue pairs.
@@ -114,30 +167,38 @@ impl Engines {
         self.placement().cqs.remove(&cq);
     }
 
-    /// Returns the engine of a new queue pair, and counts the queue pair as a user of its completion queues.
-    pub(super) fn place(&self, cqs: [CqId; 2]) -> usize {
+    /// Chooses the engine of a new queue pair, and counts the queue pair as a user of its completion queues.
+    pub(super) fn place(&self, cqs: [CqId; 2]) -> Place {
+        let creator = gettid();
         let mut placement = self.placement();
         let mut homes = cqs.iter().filter_map(|cq| placement.cqs.get(cq)?.used_home());
-        let engine = homes.next().unwrap_or(placement.next);
-        if engine == placement.next {
+        let shared = homes.next().or_else(|| placement.creators.get(&creator).map(|creator| creator.engine));
+        let engine = shared.unwrap_or(placement.next);
+        if shared.is_none() {
             placement.next = (engine + 1) % self.all.len();
         }
-        for cq in cqs {
-            if let Some(engines) = placement.cqs.get(&cq) {
-                engines.change(engine, |users| *users += 1);
-            }
-        }
-        engine
+        let place = Place { engine, creator };
+        self.enter(&mut placement, place, cqs);
+        place
     }
 
-    /// Counts a queue pair of an engine no longer as a user of its completion queues.
-    pub(super) fn displace(&self, engine: usize, cqs: [CqId; 2]) {
-        let placement = self.placement();
-        for cq in cqs {
-            if let Some(engines) = placement.cqs.get(&cq) {
-                engines.change(engine, |users| *users -= 1);
-            }
-        }
+    /// Moves a queue pair that does not exist yet to the first engine, whose thread began with the device.
+    pub(super) fn place_first(&self, place: Place, cqs: [CqId; 2]) -> Place {
+        let mut placement = self.placement();
+        placement.leave(place, cqs);
+        let place = Place { engine: 0, ..place };
+        self.enter(&mut placement, place, cqs);
+        place
+    }
+
+    fn enter(&self, placement: &mut Placement, place: Place, cqs: [CqId; 2]) {
+        self.used.fetch_or(1 << place.engine, Ordering::Relaxed);
+        placement.enter(place, cqs);
+    }
+
+    /// Counts a queue pair no longer as a user of its completion queues.
+    pub(super) fn displace(&self, place: Place, cqs: [CqId; 2]) {
+        self.placement().leave(place, cqs);
     }
 
     /// Returns completions from a queue. If the queue is empty, drives its engines until it has completions.
@@ -182,7 +243,7 @@ impl Engines {
         if self.all.len() == 1 {
             return self.first().linger(&[], notified);
         }
-        let engines = queues.lock().ignore_poison().iter().fold(0, |engines, queue| engines | queue.bits());
+        let engines = self.bits_of(queues);
         let mut used = [&**self.first(); ENGINES_MAX];
         let mut count = 0;
         for (index, engine) in self.all.iter().enumerate() {
@@ -192,6 +253,19 @@ impl Engines {
             }
         }
         used[0].linger(&used[1..count.max(1)], notified)
+    }
+
+    /// Returns the engines of several completion queues, as bits.
+    fn bits_of(&self, queues: &Mutex<Vec<Arc<CqEngines>>>) -> u32 {
+        let used = self.used.load(Ordering::Relaxed);
+        let mut engines = 0;
+        for queue in queues.lock().ignore_poison().iter() {
+            engines |= queue.bits();
+            if engines & used == used {
+                break; // a channel may have thousands of queues
+            }
+        }
+        engines
     }
 
     pub(super) fn drive(&self) {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use doorbell_fabric::DrivenRnic;
-use doorbell_rnic::{CompletionQueue, EngineId, Rnic, SharedReceives};
+use doorbell_rnic::{CompletionQueue, Rnic, SharedReceives};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
     Completion, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError, QpAttributes, QpInfo,
@@ -18,7 +18,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::Qpn;
 
-use super::engines::{CqEngines, Engines};
+use super::engines::{CqEngines, Engines, Place};
 use super::no_event_descriptor;
 use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
@@ -270,6 +270,7 @@ pub(super) struct SoftQp {
     qpn: Qpn,
     /// Completion queues of the queue pair.
     cqs: [CqId; 2],
+    place: Place,
 }
 
 impl SoftQp {
@@ -279,13 +280,16 @@ impl SoftQp {
         init: QpInit,
     ) -> Result<Self, ObjectError> {
         let cqs = [init.send_cq, init.recv_cq];
-        let engine = engines.place(cqs);
-        let rnic = Arc::clone(&engines.all()[engine]);
+        let mut place = engines.place(cqs);
+        if place.engine != 0 && engines.all()[place.engine].begin().is_err() {
+            place = engines.place_first(place, cqs);
+        }
+        let rnic = Arc::clone(&engines.all()[place.engine]);
         let begun = rnic.begin().map_err(|_| ObjectError::Exhausted("threads"));
         match begun.and_then(|()| rnic.with(|rnic| rnic.create_qp(init))) {
-            Ok(qpn) => Ok(Self { rnic, engines: Arc::clone(engines), groups: Arc::clone(groups), qpn, cqs }),
+            Ok(qpn) => Ok(Self { rnic, engines: Arc::clone(engines), groups: Arc::clone(groups), qpn, cqs, place }),
             Err(error) => {
-                engines.displace(engine, cqs);
+                engines.displace(place, cqs);
                 Err(error)
             }
         }
@@ -375,6 +379,6 @@ impl Drop for SoftQp {
             false
         });
         self.rnic.end(|rnic| rnic.destroy_qp(self.qpn)).ok();
-        self.engines.displace(EngineId::of(self.qpn).0.into(), self.cqs);
+        self.engines.displace(self.place, self.cqs);
     }
 }

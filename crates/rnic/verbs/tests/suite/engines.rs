@@ -70,13 +70,18 @@ fn each_thread_with_a_queue_pair_of_its_own_has_an_engine(link: LinkChoice) {
     }
 }
 
-/// Returns the engines of as many queue pairs as a device has engines at most by default, and one more.
+/// Returns the engines of the queue pairs that five threads create one after the other, without repetitions.
 fn default_engines(link: LinkChoice) -> Vec<u32> {
     let options = SoftOptions { link: Some(link), ..SoftOptions::default() };
     let [a, b] = [(); 2].map(|()| soft::open(&options).unwrap());
-    let pairs: Vec<_> = (0..5).map(|_| Plan::rc().connect(&(a.clone(), b.clone()))).collect();
-    pairs.iter().for_each(|(a, b)| ping_pong(a, b, 3));
-    let mut used: Vec<u32> = pairs.iter().flat_map(|(a, b)| [engine_of(a), engine_of(b)]).collect();
+    let of_thread = || {
+        let pairs: Vec<_> = (0..2).map(|_| Plan::rc().connect(&(a.clone(), b.clone()))).collect();
+        pairs.iter().for_each(|(a, b)| ping_pong(a, b, 3));
+        let used: Vec<u32> = pairs.iter().flat_map(|(a, b)| [engine_of(a), engine_of(b)]).collect();
+        assert!(used.iter().all(|engine| *engine == used[0]), "a thread has several engines: {used:?}");
+        used[0]
+    };
+    let mut used: Vec<u32> = (0..5).map(|_| thread::scope(|scope| scope.spawn(of_thread).join().unwrap())).collect();
     used.sort_unstable();
     used.dedup();
     used
