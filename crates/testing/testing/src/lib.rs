@@ -20,5 +20,5 @@ pub use alone::in_own_process;
 pub use connection::ConnectionEnd;
 pub use left_out::{leave_out, root_or_leave_out};
 pub use rng::Rng;
-pub use sandbox::refuse_socket_option;
+pub use sandbox::{refuse_socket_option, refuse_threads};
 pub use user::as_user;

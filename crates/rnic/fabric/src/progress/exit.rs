@@ -126,7 +126,9 @@ fn is_done<L: Link>(driver: &Driver<L>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicBool;
+    use std::{iter, thread};
 
     use doorbell_rnic::{Config, Rnic};
     use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
@@ -135,14 +137,20 @@ mod tests {
     use crate::memory::{MemoryNetwork, MemoryOptions};
     use crate::progress::{DrivenRnic, VirtualClock};
 
-    #[test]
-    fn the_end_of_the_process_waits_for_the_line_about_a_dead_queue_pair() {
-        let address: std::net::IpAddr = [10, 0, 0, 1].into();
+    /// Returns a port without a thread, and adds it to those of the process.
+    fn port(last: u8) -> DrivenRnic {
+        let address: std::net::IpAddr = [10, 0, 0, last].into();
         let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
         let link = Box::new(MemoryNetwork::new(MemoryOptions::default()).attach(address));
         let rnic = Rnic::new(config, None);
         let driven = DrivenRnic::in_virtual_time(rnic, link, ROCE_UDP_PORT, VirtualClock::default()).unwrap();
         add(&driven.shared);
+        driven
+    }
+
+    #[test]
+    fn the_end_of_the_process_waits_for_the_line_about_a_dead_queue_pair() {
+        let driven = port(1);
         // A thread has taken a death from the engine, and writes its line.
         driven.shared.logging.fetch_add(1, Ordering::Relaxed);
         let ending = thread::spawn(flush_before_exit);
@@ -152,5 +160,35 @@ mod tests {
         ending.join().unwrap();
         remove(&driven.shared);
         assert!(is_waiting, "the process ends before the line is written");
+    }
+
+    /// A thread holds the lock of the first port all the time. The lock of the second port is held when the end of the
+    /// process comes to that port.
+    #[test]
+    fn a_port_has_time_to_flush_after_a_port_whose_lock_is_held() {
+        let flush = || {
+            let (held, other) = (port(1), port(2));
+            let _held = held.shared.driver.lock().ignore_poison();
+            let (is_met, starts) = (AtomicBool::new(false), Barrier::new(2));
+            let meet = || {
+                let lock = other.shared.driver.lock().ignore_poison();
+                starts.wait();
+                let request = iter::repeat_with(|| other.shared.flushes.pending()).flatten().next().unwrap();
+                thread::sleep(FREE_WITHIN / 10);
+                is_met.store(true, Ordering::Relaxed);
+                other.shared.flushes.meet(request);
+                drop(lock);
+            };
+            thread::scope(|scope| {
+                scope.spawn(meet);
+                starts.wait();
+                scope.spawn(|| {
+                    flush_before_exit();
+                    assert!(is_met.load(Ordering::Relaxed), "the process ends before the second port has flushed");
+                });
+            });
+        };
+        // The ports of other tests would take part.
+        doorbell_testing::in_own_process(|_| {}, flush);
     }
 }

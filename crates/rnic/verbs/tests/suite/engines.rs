@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_testing::{in_own_process, refuse_socket_option};
+use doorbell_testing::{in_own_process, refuse_socket_option, refuse_threads};
 use doorbell_verbs::soft::{self, LinkChoice, Soft, SoftOptions};
 use doorbell_verbs::{
     AsyncEvent, Cq, Device, MemoryKind, Notify, PortOrder, PortState, QpKind, QpOptions, QpState, RecvRequest,
@@ -263,6 +263,27 @@ fn a_kernel_that_refuses_several_sockets_leaves_one_engine() {
             let error = soft::open(&requested).unwrap_err().to_string();
             assert!(error.contains("distribute the datagrams of a UDP socket to several engines"), "{error}");
             assert_eq!(default_engines(link), [0]);
+        }
+    };
+    in_own_process(|_| (), body);
+}
+
+#[test]
+fn a_process_without_further_threads_uses_the_first_engine() {
+    let body = || {
+        for link in [LinkChoice::Udp, LinkChoice::Shm] {
+            let (a, b) = (open(link, 3), open(link, 3));
+            let connect = || Plan::rc().connect(&(a.1.clone(), b.1.clone()));
+            let both = |(a, b): &(Side, Side)| [engine_of(a), engine_of(b)];
+            let before = connect();
+            let without_threads = || {
+                refuse_threads();
+                let pairs = [connect(), connect()];
+                pairs.iter().for_each(|(a, b)| ping_pong(a, b, 3));
+                pairs.each_ref().map(both)
+            };
+            let without = thread::scope(|scope| scope.spawn(without_threads).join().unwrap());
+            assert_eq!((both(&before), without), ([0, 0], [[0, 0], [0, 0]]));
         }
     };
     in_own_process(|_| (), body);
