@@ -1,5 +1,5 @@
 //! The rate of 1, 2, 4 and 8 threads, each with a queue pair of its own. They use one device with one engine, one
-//! device with an engine for each thread, or a device for each thread.
+//! device with the default number of engines, or a device for each thread.
 //!
 //! Threads with a device each share no lock, no timers and no link. So they bound the rate of one device with several
 //! engines, which still share regions and domains. The ratio of their rate and that of one engine is an upper bound of
@@ -7,6 +7,8 @@
 //!
 //! In the rows `both`, a thread drives both ends of its connection, so one thread uses one processor. In the rows
 //! `apart`, each end has a thread of its own, as if client and server were two programs of this machine.
+
+use std::thread;
 
 use super::pair::{Carrier, Ends, Messages, Pair};
 use super::{in_rounds, spread, turns};
@@ -23,7 +25,7 @@ const GAIN: f64 = 1.6;
 enum Devices {
     /// One device at each end, with one engine.
     One,
-    /// One device at each end, with an engine for each thread.
+    /// One device at each end, with the default number of engines.
     Engines,
     /// A device for each thread at each end.
     Each,
@@ -57,7 +59,7 @@ impl Case {
     fn measure(self, devices: Devices) -> f64 {
         let shared = match devices {
             Devices::One => Some(self.carrier.devices()),
-            Devices::Engines => match self.carrier.devices_with_engines(self.threads) {
+            Devices::Engines => match self.carrier.default_devices() {
                 Some(devices) => Some(devices),
                 None => return f64::NAN,
             },
@@ -66,7 +68,10 @@ impl Case {
         let mut work = Vec::new();
         for _ in 0..self.threads {
             let devices = shared.clone().unwrap_or_else(|| self.carrier.devices());
-            work.extend(Pair::new(&devices, MESSAGES).turns(self.ends));
+            // Queue pairs that one thread creates would share an engine.
+            let create = || Pair::new(&devices, MESSAGES);
+            let pair = thread::scope(|scope| scope.spawn(create).join().expect("a pair connects"));
+            work.extend(pair.turns(self.ends));
         }
         turns::rate(work)
     }

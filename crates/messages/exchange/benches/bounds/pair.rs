@@ -33,20 +33,20 @@ impl Carrier {
     pub(crate) fn devices(self) -> [Device; 2] {
         match self {
             Self::Wire => wire::devices(),
-            Self::SharedMemory => with_engines(1),
+            Self::SharedMemory => with_engines(Some(1)),
         }
     }
 
-    /// Opens the devices of both ends with this number of engines; `None` if the link has one engine only.
-    pub(crate) fn devices_with_engines(self, engines: usize) -> Option<[Device; 2]> {
-        (self == Self::SharedMemory).then(|| with_engines(engines))
+    /// Opens the devices of both ends with the default number of engines; `None` if the link has one engine only.
+    pub(crate) fn default_devices(self) -> Option<[Device; 2]> {
+        (self == Self::SharedMemory).then(|| with_engines(None))
     }
 }
 
 /// Opens two devices that reach each other through shared memory.
-fn with_engines(engines: usize) -> [Device; 2] {
+fn with_engines(engines: Option<usize>) -> [Device; 2] {
     let link = Some(LinkChoice::Shm);
-    let options = SoftOptions { link, engines: Some(engines), publish: false, ..SoftOptions::default() };
+    let options = SoftOptions { link, engines, publish: false, ..SoftOptions::default() };
     [(); 2].map(|()| soft::open(&options).expect("a software RNIC opens"))
 }
 
