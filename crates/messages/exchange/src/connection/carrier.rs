@@ -22,8 +22,8 @@ pub(crate) const GOODBYE_TAG: u64 = CONTROL_TAG | 1;
 /// Id of a keepalive, which makes the peer's RNIC send an acknowledgement.
 pub(crate) const KEEPALIVE_TAG: u64 = CONTROL_TAG | 2;
 
-/// Number of intervals of [`Config::keepalive_ns`] that a keepalive may stay unanswered before this side logs a
-/// warning.
+/// Number of intervals of [`Config::keepalive_ns`] that a keepalive may stay unanswered. This side then logs a warning,
+/// or closes a connection of which only the acknowledgement of its goodbye is missing.
 const STANDSTILL_INTERVALS: u64 = 10;
 
 /// Number of entries in the send queue for messages without data.
@@ -221,6 +221,12 @@ impl Carrier {
         }
     }
 
+    /// Returns whether both goodbyes have arrived. The peer may still wait for the acknowledgement of its goodbye. A
+    /// queue pair in the error state sends none.
+    pub(crate) fn has_closed_in_peace(&self) -> bool {
+        self.closing == Closing::Done && self.peer_closed && self.over.is_none() && !self.stands_still
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.closing == Closing::Done || self.over.is_some()
     }
@@ -253,7 +259,8 @@ impl Carrier {
 
     /// Sends a keepalive if the peer was silent for the keepalive interval. Logs a warning if neither an answer nor an
     /// error comes. The connection continues after the warning: a peer without a receive for an earlier message answers
-    /// once it has posted a receive.
+    /// once it has posted a receive. A peer that has sent its goodbye may be gone, so a missing acknowledgement of this
+    /// side's goodbye then counts as received.
     pub(crate) fn keep_alive(&mut self) -> Result<(), PostError> {
         if self.was_heard {
             self.heard_at(self.pd.device().now_ns());
@@ -266,11 +273,20 @@ impl Carrier {
         }
         if let Some(since_ns) = self.unanswered_since_ns() {
             self.stands_still = true;
+            let silent_s = (now_ns - since_ns) as f64 / 1e9;
+            if self.closing == Closing::Said && self.peer_closed {
+                self.closing = Closing::Done;
+                tracing::warn!(
+                    qpn = %self.qp.qpn(),
+                    "the peer's RNIC has not acknowledged the goodbye for {silent_s:.1} s, although retries are left: \
+                     the connection is closed, since the peer has sent its goodbye and may be gone"
+                );
+                return Ok(());
+            }
             tracing::warn!(
                 qpn = %self.qp.qpn(),
-                "the peer's RNIC has not answered for {:.1} s, although retries are left: \
-                 the peer has posted no receive, or a queue pair of the connection makes no progress",
-                (now_ns - since_ns) as f64 / 1e9
+                "the peer's RNIC has not answered for {silent_s:.1} s, although retries are left: \
+                 the peer has posted no receive, or a queue pair of the connection makes no progress"
             );
             return Ok(());
         }

@@ -253,7 +253,9 @@ impl<R: Recipe> Drop for Connection<R> {
     fn drop(&mut self) {
         // Received messages that the program holds keep the queue pair alive. The error state makes the peer notice the
         // end of the connection at once.
-        self.carrier.fail();
+        if !self.carrier.has_closed_in_peace() {
+            self.carrier.fail();
+        }
         self.machine.end(self.carrier.peer_closed);
     }
 }
