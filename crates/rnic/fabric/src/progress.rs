@@ -6,7 +6,8 @@
 //!
 //! - (a) A post sends immediately if no packet of its engine is in flight, or if many packets wait. If little is in
 //!   flight, fewer waiting packets suffice. Otherwise the posted request waits briefly for the caller's next poll or
-//!   the next inbound packet, so that several posts form one run.
+//!   the next inbound packet, so that several posts form one run. Packets of UC and UD count as in flight if a caller
+//!   posts them in quick succession without a poll.
 //! - (b) A due acknowledgement may be held back after the call that received its request, so that it leaves together
 //!   with the program's reply. Acknowledgements are held back briefly, and only while a caller polls or posts. The
 //!   acknowledgement of a receive is held back only if the program has answered recent messages, which the crate `rnic`
@@ -64,7 +65,7 @@ pub use engines::EngineParts;
 use engines::{EngineThread, Inbox};
 pub use exit::flush_before_exit;
 use flush::Flushes;
-use habits::{HABITS, Lingering, Yields};
+use habits::{Burst, HABITS, Lingering, Yields};
 use lock::{Deaths, Guard};
 pub use port::{PortHandle, PortService};
 use wake::{NEVER, Wakeups};
@@ -95,6 +96,7 @@ struct ThreadState {
     armed_at: AtomicU64,
     /// Number of posts. From the changes of this number, the policy learns whether callers post.
     posts: AtomicU64,
+    burst: Burst,
     stop: AtomicBool,
     /// Whether the program has closed the thread's descriptors. The thread then only drives timers.
     is_abandoned: AtomicBool,
@@ -172,12 +174,16 @@ impl DrivenRnic {
 
     /// Runs an operation on the RNIC that posts requests. Sends the packets immediately or defers them (rule (a)).
     /// `operation` gets the current time, and returns its result and the number of packets that wait to be sent.
-    pub fn post<R>(&self, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
+    /// `is_acknowledged` says whether the peer's RNIC acknowledges them.
+    pub fn post<R>(&self, is_acknowledged: bool, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
         let mut driver = self.shared.lock();
         let now_ns = self.shared.now_ns();
         self.shared.note_held_acks(driver.rnic(), now_ns);
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        let in_flight = driver.rnic().in_flight_packets();
+        let mut in_flight = driver.rnic().in_flight_packets();
+        if !is_acknowledged {
+            in_flight += self.shared.burst.note(self.shared.polls.load(Ordering::Relaxed), now_ns);
+        }
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
         // Acknowledgements that wait for a reply leave together with the posted packets, now or later.
         driver.rnic_mut().release_acks();
@@ -407,6 +413,7 @@ impl ThreadState {
             polls: AtomicU64::new(0),
             armed_at: AtomicU64::new(0),
             posts: AtomicU64::new(0),
+            burst: Burst::default(),
             stop: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
             holds_ack: AtomicBool::new(false),

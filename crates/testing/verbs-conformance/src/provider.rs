@@ -29,6 +29,7 @@ macro_rules! verbs_cases {
                 unreliable_connections_drop_messages_without_a_receive "9.8.2.2",
                 datagrams_bring_their_header "11.4.1.2",
                 datagrams_with_a_wrong_qkey_are_dropped "9.8.3",
+                datagrams_in_a_row_arrive_although_their_sender_does_not_poll "9.8.3",
                 a_qkey_with_the_high_bit_selects_the_senders_qkey "10.2.5",
                 datagrams_that_do_not_fit_are_dropped "9.8.3",
                 one_datagram_queue_pair_serves_many "9.8.3";

@@ -117,6 +117,27 @@ pub fn datagrams_bring_their_header(open: Open<'_>) {
     }
 }
 
+/// A provider may defer datagrams that a program posts in a row, but not until the program polls.
+pub fn datagrams_in_a_row_arrive_although_their_sender_does_not_poll(open: Open<'_>) {
+    const DATAGRAMS: usize = 40;
+    const LENGTH: usize = 64;
+    let plan = Plan { depth: DATAGRAMS, ..Plan::new(QpKind::Ud) };
+    let (a, b) = plan.connect(&open());
+    let (from, to) = (a.patterned(DATAGRAMS * LENGTH, 2), b.memory(DATAGRAMS * (GRH_BYTES + LENGTH)));
+    let received = |number| to.sge(number * (GRH_BYTES + LENGTH), GRH_BYTES + LENGTH);
+    (0..DATAGRAMS).for_each(|number| b.post_recv(number as u64, &[received(number)]));
+    for number in 0..DATAGRAMS {
+        let sges = [from.sge(number * LENGTH, LENGTH)];
+        a.qp.post_send(&[datagram(number as u64, SendOperation::Send, &sges, &b)]).unwrap();
+    }
+    for (number, completion) in b.reap(DATAGRAMS).into_iter().enumerate() {
+        assert_eq!((completion.wr_id, completion.status), (number as u64, Status::Success));
+        let sent = &pattern(DATAGRAMS * LENGTH, 2)[number * LENGTH..][..LENGTH];
+        assert_bytes(&to, number * (GRH_BYTES + LENGTH) + GRH_BYTES, sent, "datagram");
+    }
+    assert_eq!(a.reap(DATAGRAMS).len(), DATAGRAMS);
+}
+
 pub fn datagrams_with_a_wrong_qkey_are_dropped(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Ud).connect(&open());
     let to = b.memory(100);

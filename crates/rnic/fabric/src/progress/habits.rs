@@ -1,5 +1,8 @@
 //! Parameters of the policy of a port's thread: durations of naps, watching and lingering, and limits for deferred
-//! posts and acknowledgements. Also the back-off after unsuccessful naps and unsuccessful lingering.
+//! posts and acknowledgements. Also bursts of posts, and the back-off after unsuccessful naps and unsuccessful
+//! lingering.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use doorbell_rnic::MAX_RUN_PACKETS;
 
@@ -25,6 +28,10 @@ pub(super) struct Habits {
     /// A post sends immediately if at least this number of packets wait, and fewer packets than two full runs are in
     /// flight.
     pub(super) short_run_packets: usize,
+    /// Number of posts without acknowledgements in a row that send immediately. Further posts form full runs.
+    pub(super) burst_posts: u64,
+    /// Maximum time between two posts in a row.
+    pub(super) burst_gap_ns: u64,
     /// Number of polls during which callers are not trusted to answer soon, after an acknowledgement was held back for
     /// too long. Only polls that receive packets count. During these polls, acknowledgements are held back only if the
     /// thread looks again soon.
@@ -62,6 +69,10 @@ pub(super) const HABITS: Habits = Habits {
     longest_deferral_ns: 1_000_000,
     // Posts do not wait for a full run, since the peer might be idle until then.
     short_run_packets: MAX_RUN_PACKETS / 2,
+    // Few datagrams may be all that a program sends before it waits for something else than this device.
+    burst_posts: 4,
+    // The system call that sends a datagram of 4 KiB takes 10 us on a slow machine.
+    burst_gap_ns: 50_000,
     wary_polls: 64,
     first_penalty_ns: 10_000_000,
     longest_penalty_ns: 100_000_000,
@@ -81,6 +92,37 @@ impl Habits {
     pub(super) fn sends_at_once(&self, in_flight: usize, waiting: usize) -> bool {
         let run = if in_flight < 2 * MAX_RUN_PACKETS { self.short_run_packets } else { MAX_RUN_PACKETS };
         in_flight == 0 || waiting >= run
+    }
+}
+
+/// Posts in a row to queue pairs of UC or UD, whose packets are not acknowledged.
+///
+/// Such packets are never in flight, so each post would send by itself, with a system call. A caller that posts again
+/// and again without a poll can wait for a run: it polls next. All calls of [`note`](Self::note) happen below the
+/// engine's lock.
+#[derive(Debug, Default)]
+pub(super) struct Burst {
+    /// Number of polls at the last post.
+    polls: AtomicU64,
+    /// Time of the last post.
+    at_ns: AtomicU64,
+    posts: AtomicU64,
+}
+
+impl Burst {
+    /// Records a post, with the number of polls of the engine until now. Returns the number of packets that count as in
+    /// flight: none, or enough that posts wait for a full run. No answer triggers the send, so there is no reason to
+    /// send less.
+    #[inline]
+    pub(super) fn note(&self, polls: u64, now_ns: u64) -> usize {
+        let before_ns = self.at_ns.load(Ordering::Relaxed);
+        let goes_on =
+            polls == self.polls.load(Ordering::Relaxed) && now_ns.saturating_sub(before_ns) <= HABITS.burst_gap_ns;
+        let posts = if goes_on { self.posts.load(Ordering::Relaxed) + 1 } else { 1 };
+        self.polls.store(polls, Ordering::Relaxed);
+        self.at_ns.store(now_ns, Ordering::Relaxed);
+        self.posts.store(posts, Ordering::Relaxed);
+        if posts > HABITS.burst_posts { 2 * MAX_RUN_PACKETS } else { 0 }
     }
 }
 
@@ -213,6 +255,24 @@ mod tests {
         let mut yields = Yields { looks: 0, looks_per_yield: HABITS.most_looks_per_yield };
         assert!(!yields.is_due(HABITS.longest_without_yield_ns - 1));
         assert!(yields.is_due(HABITS.longest_without_yield_ns));
+    }
+
+    #[test]
+    fn a_burst_of_datagrams_counts_as_in_flight_until_a_poll_or_a_pause() {
+        let burst = Burst::default();
+        let mut at_ns = 0;
+        let mut note = |polls, after_ns| {
+            at_ns += after_ns;
+            burst.note(polls, at_ns)
+        };
+        for (polls, first_gap_ns) in [(7, 1_000_000), (8, 100), (8, HABITS.burst_gap_ns + 1)] {
+            let noted: Vec<_> = [first_gap_ns, 100, HABITS.burst_gap_ns, 0, 0, 100].map(|gap| note(polls, gap)).into();
+            assert_eq!(
+                noted,
+                [0, 0, 0, 0, 2 * MAX_RUN_PACKETS, 2 * MAX_RUN_PACKETS],
+                "from {polls} polls and {first_gap_ns} ns on"
+            );
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use doorbell_rnic::{CompletionQueue, Rnic, SharedReceives};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
     Completion, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError, QpAttributes, QpInfo,
-    QpInit, QpState, RecvRequest, SendRequest, SrqId,
+    QpInit, QpKind, QpState, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::Qpn;
 
@@ -268,6 +268,7 @@ pub(super) struct SoftQp {
     engines: Arc<Engines>,
     groups: Arc<Mutex<Groups>>,
     qpn: Qpn,
+    is_acknowledged: bool,
     /// Completion queues of the queue pair.
     cqs: [CqId; 2],
     place: Place,
@@ -280,6 +281,7 @@ impl SoftQp {
         init: QpInit,
     ) -> Result<Self, ObjectError> {
         let cqs = [init.send_cq, init.recv_cq];
+        let is_acknowledged = init.kind == QpKind::Rc;
         let mut place = engines.place(cqs);
         if place.engine != 0 && engines.all()[place.engine].begin().is_err() {
             place = engines.place_first(place, cqs);
@@ -287,7 +289,15 @@ impl SoftQp {
         let rnic = Arc::clone(&engines.all()[place.engine]);
         let begun = rnic.begin().map_err(|_| ObjectError::Exhausted("threads"));
         match begun.and_then(|()| rnic.with(|rnic| rnic.create_qp(init))) {
-            Ok(qpn) => Ok(Self { rnic, engines: Arc::clone(engines), groups: Arc::clone(groups), qpn, cqs, place }),
+            Ok(qpn) => Ok(Self {
+                rnic,
+                engines: Arc::clone(engines),
+                groups: Arc::clone(groups),
+                qpn,
+                is_acknowledged,
+                cqs,
+                place,
+            }),
             Err(error) => {
                 engines.displace(place, cqs);
                 Err(error)
@@ -319,7 +329,7 @@ impl raw::Qp for SoftQp {
         if matches!(attributes.state, Some(QpState::Error | QpState::Reset)) {
             return self.rnic.end(modify);
         }
-        self.rnic.post(|rnic, _| (modify(rnic), 0))
+        self.rnic.post(true, |rnic, _| (modify(rnic), 0)) // no burst of posts
     }
 
     fn query(&self) -> QpInfo {
@@ -349,7 +359,7 @@ impl raw::Qp for SoftQp {
 
     #[inline]
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
-        self.rnic.post(|rnic, now_ns| {
+        self.rnic.post(self.is_acknowledged, |rnic, now_ns| {
             let result = rnic.post_send(now_ns, self.qpn, list);
             (result, rnic.pending_work(self.qpn))
         })
@@ -357,7 +367,7 @@ impl raw::Qp for SoftQp {
 
     #[inline]
     unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
-        self.rnic.post(|rnic, now_ns| {
+        self.rnic.post(self.is_acknowledged, |rnic, now_ns| {
             let result = rnic.post_all_sends(now_ns, self.qpn, list);
             (result, rnic.pending_work(self.qpn))
         })
