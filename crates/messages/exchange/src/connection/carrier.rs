@@ -54,6 +54,7 @@ pub struct Unconnected {
     pub(crate) cq: Cq,
     psn: Psn,
     protocol: Protocol,
+    has_srq: bool,
 }
 
 impl Unconnected {
@@ -87,7 +88,7 @@ impl Unconnected {
             },
             signal_all: false,
         })?;
-        Ok(Self { pd: pd.clone(), psn: device.first_psn(), qp, cq, protocol })
+        Ok(Self { pd: pd.clone(), psn: device.first_psn(), qp, cq, protocol, has_srq: srq.is_some() })
     }
 
     pub(crate) fn description(&self, config: &Config) -> EndpointDescription {
@@ -131,7 +132,7 @@ impl Unconnected {
     /// Connects the queue pair. The caller has posted receives before.
     pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Carrier, ConnectError> {
         let own = self.description(config);
-        let Self { pd, qp, cq, .. } = self;
+        let Self { pd, qp, cq, has_srq, .. } = self;
         let settings = RcSettings {
             timeout: config.timeout,
             retry_count: config.retry_count,
@@ -154,6 +155,7 @@ impl Unconnected {
             asked_ns: None,
             stands_still: false,
             keepalives: 0,
+            has_srq,
         })
     }
 }
@@ -189,6 +191,7 @@ pub struct Carrier {
     /// Whether this side has logged the warning about an unanswered keepalive.
     stands_still: bool,
     pub(crate) keepalives: u64,
+    has_srq: bool,
 }
 
 impl Carrier {
@@ -221,10 +224,17 @@ impl Carrier {
         }
     }
 
-    /// Returns whether both goodbyes have arrived. The peer may still wait for the acknowledgement of its goodbye. A
-    /// queue pair in the error state sends none.
-    pub(crate) fn has_closed_in_peace(&self) -> bool {
-        self.closing == Closing::Done && self.peer_closed && self.over.is_none() && !self.stands_still
+    /// Ends the queue pair before it is destroyed. Received messages that the program holds keep the queue pair alive.
+    /// The error state makes the peer notice the end of the connection at once.
+    ///
+    /// After both goodbyes the peer may still wait for the acknowledgement of its own, and a queue pair in the error
+    /// state sends none. But a queue pair that is left alive must not take shared receives, since the connection no
+    /// longer reposts them.
+    pub(crate) fn end_queue_pair(&self) {
+        let in_peace = self.closing == Closing::Done && self.peer_closed && self.over.is_none() && !self.stands_still;
+        if !in_peace || self.has_srq {
+            self.fail();
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -254,22 +264,25 @@ impl Carrier {
     pub(crate) fn say_goodbye(&mut self, word: u32) -> Result<(), PostError> {
         self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word))?;
         self.closing = Closing::Said;
+        // The wait for the acknowledgement begins now, also behind a keepalive that is unanswered for long.
+        self.stands_still = false;
+        self.asked_ns = self.asked_ns.map(|_| self.pd.device().now_ns());
         Ok(())
     }
 
     /// Sends a keepalive if the peer was silent for the keepalive interval. Logs a warning if neither an answer nor an
     /// error comes. The connection continues after the warning: a peer without a receive for an earlier message answers
     /// once it has posted a receive. A peer that has sent its goodbye may be gone, so a missing acknowledgement of this
-    /// side's goodbye then counts as received.
-    pub(crate) fn keep_alive(&mut self) -> Result<(), PostError> {
+    /// side's goodbye then counts as received. Returns whether this closed the connection.
+    pub(crate) fn keep_alive(&mut self) -> Result<bool, PostError> {
         if self.was_heard {
             self.heard_at(self.pd.device().now_ns());
-            return Ok(());
+            return Ok(false);
         }
-        let Some(at_ns) = self.poll_timeout_ns() else { return Ok(()) };
+        let Some(at_ns) = self.poll_timeout_ns() else { return Ok(false) };
         let now_ns = self.pd.device().now_ns();
         if now_ns < at_ns {
-            return Ok(());
+            return Ok(false);
         }
         if let Some(since_ns) = self.unanswered_since_ns() {
             self.stands_still = true;
@@ -281,20 +294,20 @@ impl Carrier {
                     "the peer's RNIC has not acknowledged the goodbye for {silent_s:.1} s, although retries are left: \
                      the connection is closed, since the peer has sent its goodbye and may be gone"
                 );
-                return Ok(());
+                return Ok(true);
             }
             tracing::warn!(
                 qpn = %self.qp.qpn(),
                 "the peer's RNIC has not answered for {silent_s:.1} s, although retries are left: \
                  the peer has posted no receive, or a queue pair of the connection makes no progress"
             );
-            return Ok(());
+            return Ok(false);
         }
         // A WRITE of 0 B needs no key and consumes no receive. It only makes the peer's RNIC send an acknowledgement.
         self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
         self.asked_ns = Some(now_ns);
         self.keepalives += 1;
-        Ok(())
+        Ok(false)
     }
 
     /// Returns the time at which the connection must be polled even if no event occurs. The poll then sends a

@@ -251,11 +251,7 @@ impl<R: Recipe> std::fmt::Debug for Connection<R> {
 
 impl<R: Recipe> Drop for Connection<R> {
     fn drop(&mut self) {
-        // Received messages that the program holds keep the queue pair alive. The error state makes the peer notice the
-        // end of the connection at once.
-        if !self.carrier.has_closed_in_peace() {
-            self.carrier.fail();
-        }
+        self.carrier.end_queue_pair();
         self.machine.end(self.carrier.peer_closed);
     }
 }
@@ -352,11 +348,11 @@ impl<R: Recipe> Connection<R> {
             let said = self.carrier.say_goodbye(self.machine.goodbye());
             self.explained(said)?;
         }
-        if !moved {
-            let asked = self.carrier.keep_alive();
-            self.explained(asked)?;
+        if moved {
+            return Ok(true);
         }
-        Ok(moved)
+        let asked = self.carrier.keep_alive();
+        self.explained(asked)
     }
 
     #[inline]

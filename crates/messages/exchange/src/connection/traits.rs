@@ -216,7 +216,9 @@ pub trait MessageConnection {
     /// receive messages until the peer has closed its side.
     fn close(&mut self);
 
-    /// Returns whether the peer's RNIC has acknowledged the goodbye of this side, or the connection has ended.
+    /// Returns whether the peer's RNIC has acknowledged the goodbye of this side, or the connection has ended. After
+    /// the goodbye of the peer, the wait for the acknowledgement is bounded (see
+    /// [`Config::keepalive_ns`](crate::Config::keepalive_ns)).
     fn is_closed(&self) -> bool;
 
     /// Returns whether the peer has closed its side. [`take`](Self::take) still returns messages that arrived before.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use doorbell_exchange::blocking::Blocking;
 use doorbell_exchange::send_receive::{
-    Backpressure, CREDIT_RECEIVES, Config, Connection, Endpoint, Message, Outcome, Submit,
+    Backpressure, CREDIT_RECEIVES, Config, Connection, Endpoint, Message, Outcome, Reposting, SharedOptions,
+    SharedReceives, Submit,
 };
 use doorbell_exchange::{ConnectionError, MessageConnection};
 use doorbell_verbs::Device;
@@ -236,15 +237,20 @@ fn a_stalled_connection_is_logged_once() {
 }
 
 /// Two connected ends on a virtual network. Their acknowledgement timeouts never expire, so a peer's RNIC may be
-/// silent for any time.
-fn on_virtual_network(network: &VirtualNetwork) -> [Connection; 2] {
+/// silent for any time. The second end has shared receives if `shared` is true.
+fn on_virtual_network(network: &VirtualNetwork, shared: bool) -> [Connection; 2] {
     let config = Config::default().timeout_exponent(0).keepalive(Duration::from_secs(1));
-    let endpoint = |last: u8| {
+    let endpoint = |last: u8, shared: bool| {
         let options = SoftOptions { publish: false, ..SoftOptions::default() };
-        let device = network.open([10, 0, 0, last].into(), &options).unwrap();
-        Endpoint::new(&device.create_pd().unwrap(), config.clone(), None).unwrap()
+        let pd = network.open([10, 0, 0, last].into(), &options).unwrap().create_pd().unwrap();
+        if !shared {
+            return Endpoint::new(&pd, config.clone(), None).unwrap();
+        }
+        let (depth, max_message) = (config.depth, config.max_message);
+        let options = SharedOptions { depth, connections: 1, max_message, reposting: Reposting::Locked };
+        Endpoint::sharing(&SharedReceives::new(&pd, options).unwrap(), config.clone(), None).unwrap()
     };
-    let (a, b) = (endpoint(1), endpoint(2));
+    let (a, b) = (endpoint(1, false), endpoint(2, shared));
     let (of_a, of_b) = (a.description(), b.description());
     [a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap()]
 }
@@ -273,7 +279,7 @@ fn time_without_polls_is_no_silence_of_the_peer() {
     let subscriber = tracing_subscriber::fmt().with_writer(told.clone()).with_ansi(false).finish();
     tracing::subscriber::with_default(subscriber, || {
         let network = VirtualNetwork::new(MemoryOptions::default());
-        let [mut a, _b] = on_virtual_network(&network);
+        let [mut a, _b] = on_virtual_network(&network, false);
         // The peer's device gets no time to answer.
         for at_ns in [ASKED_NS, ASKED_NS + STANDSTILL_NS - 1] {
             network.advance_to(at_ns);
@@ -289,54 +295,65 @@ fn time_without_polls_is_no_silence_of_the_peer() {
 }
 
 /// The peer sends its goodbye, and its RNIC then answers nothing, as that of a process that has ended. `rdma_rxe`
-/// retries forever in this state.
+/// retries forever in this state. The bound also holds if the silence was noticed before the close.
 #[test]
 fn a_peer_that_is_gone_after_its_goodbye_does_not_hold_a_close_forever() {
-    let told = Told::default();
-    let subscriber = tracing_subscriber::fmt().with_writer(told.clone()).with_ansi(false).finish();
-    tracing::subscriber::with_default(subscriber, || {
-        let network = VirtualNetwork::new(MemoryOptions::default());
-        let mut ends = on_virtual_network(&network);
-        ends[1].close();
-        exchange_until(&network, &mut ends, |[a, b]| a.is_peer_closed() && b.is_closed());
-        let [mut a, _b] = ends;
-        a.close();
-        // The peer's device gets no time from here on.
-        while let Some(at_ns) = a.poll_timeout_ns() {
-            assert!(!a.is_closed(), "at {at_ns} ns, before the goodbye is acknowledged");
-            network.advance_to(at_ns);
-            a.poll().unwrap();
-        }
-        assert!(a.is_closed());
-        assert_eq!(a.keepalives(), 1);
-        assert!(told.text().contains("has not acknowledged the goodbye for 10.0 s"), "{}", told.text());
-    });
+    for noticed_before in [false, true] {
+        let told = Told::default();
+        let subscriber = tracing_subscriber::fmt().with_writer(told.clone()).with_ansi(false).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let network = VirtualNetwork::new(MemoryOptions::default());
+            let mut ends = on_virtual_network(&network, false);
+            ends[1].close();
+            exchange_until(&network, &mut ends, |[a, b]| a.is_peer_closed() && b.is_closed());
+            // The peer's device gets no time from here on.
+            let [mut a, _b] = ends;
+            while noticed_before && let Some(at_ns) = a.poll_timeout_ns() {
+                network.advance_to(at_ns);
+                a.poll().unwrap();
+            }
+            assert_eq!(told.text().contains("has not answered for 10.0 s"), noticed_before, "{}", told.text());
+            a.close();
+            a.poll().unwrap(); // sends the goodbye
+            let mut moved = false;
+            while !a.is_closed() {
+                network.advance_to(a.poll_timeout_ns().expect("the close has a deadline"));
+                moved = a.poll().unwrap();
+            }
+            assert!(moved, "callers that sleep do not notice the end of the close");
+            assert_eq!(a.keepalives(), 1);
+            assert!(told.text().contains("has not acknowledged the goodbye for 10.0 s"), "{}", told.text());
+        });
+    }
 }
 
-/// After both goodbyes a queue pair acknowledges until it is destroyed. A message that the program holds keeps the
-/// queue pair alive here.
+/// After both goodbyes a queue pair acknowledges until it is destroyed, unless it would take shared receives. A message
+/// that the program holds keeps the queue pair alive here.
 #[test]
 fn a_connection_that_has_closed_in_peace_acknowledges_until_its_end() {
-    let network = VirtualNetwork::new(MemoryOptions::default());
-    let mut ends = on_virtual_network(&network);
-    ends[0].send(b"held").unwrap();
-    ends.iter_mut().for_each(Connection::close);
-    exchange_until(&network, &mut ends, |ends| ends.iter().all(|end| end.is_peer_closed() && end.is_closed()));
-    let [mut a, mut b] = ends;
-    let held = b.receive().unwrap().expect("a message");
-    drop(b);
-    a.poll().unwrap(); // finds nothing, and reads the clock
-    network.advance_to(a.poll_timeout_ns().unwrap());
-    a.poll().unwrap();
-    assert_eq!(a.keepalives(), 1);
-    for _ in 0..100 {
-        network.drive();
-        network.advance_to(network.now_ns() + 1_000);
+    for shared in [false, true] {
+        let network = VirtualNetwork::new(MemoryOptions::default());
+        let mut ends = on_virtual_network(&network, shared);
+        ends[0].send(b"held").unwrap();
+        ends.iter_mut().for_each(Connection::close);
+        exchange_until(&network, &mut ends, |ends| ends.iter().all(|end| end.is_peer_closed() && end.is_closed()));
+        let [mut a, mut b] = ends;
+        let held = b.receive().unwrap().expect("a message");
+        drop(b);
+        a.poll().unwrap(); // finds nothing, and reads the clock
+        network.advance_to(a.poll_timeout_ns().unwrap());
+        a.poll().unwrap();
+        assert_eq!(a.keepalives(), 1);
+        for _ in 0..100 {
+            network.drive();
+            network.advance_to(network.now_ns() + 1_000);
+        }
+        a.poll().unwrap(); // takes the answer
+        a.poll().unwrap(); // finds nothing, and reads the clock
+        let is_answered = a.poll_timeout_ns() == Some(network.now_ns() + 1_000_000_000);
+        assert_eq!(is_answered, !shared, "with shared receives: {shared}");
+        assert_eq!(&*held, b"held");
     }
-    a.poll().unwrap(); // takes the answer
-    a.poll().unwrap(); // finds nothing, and reads the clock
-    assert_eq!(a.poll_timeout_ns(), Some(network.now_ns() + 1_000_000_000), "the keepalive is not answered");
-    assert_eq!(&*held, b"held");
 }
 
 /// Text of the log.
