@@ -378,6 +378,11 @@ impl<L: Link> Driver<L> {
         self.deferred_until_ns.get_or_insert(until_ns);
     }
 
+    /// Returns whether ready packets are deferred.
+    pub fn has_deferred(&self) -> bool {
+        self.deferred_until_ns.is_some()
+    }
+
     /// Sends all packets that are ready, including acknowledgements that were held back.
     ///
     /// # Errors

@@ -6,8 +6,8 @@
 //!
 //! - (a) A post sends immediately if no packet of its engine is in flight, or if many packets wait. If little is in
 //!   flight, fewer waiting packets suffice. Otherwise the posted request waits briefly for the caller's next poll or
-//!   the next inbound packet, so that several posts form one run. Packets of UC and UD count as in flight if a caller
-//!   posts them in quick succession without a poll.
+//!   the next inbound packet, so that several posts form one run. Datagrams count as in flight if a caller posts them
+//!   in quick succession and meanwhile neither polls nor gets a packet. Deferred packets leave before a caller sleeps.
 //! - (b) A due acknowledgement may be held back after the call that received its request, so that it leaves together
 //!   with the program's reply. Acknowledgements are held back briefly, and only while a caller polls or posts. The
 //!   acknowledgement of a receive is held back only if the program has answered recent messages, which the crate `rnic`
@@ -102,6 +102,8 @@ struct ThreadState {
     is_abandoned: AtomicBool,
     /// Whether an acknowledgement is held back.
     holds_ack: AtomicBool,
+    /// Whether posts are deferred.
+    has_deferred: AtomicBool,
     flushes: Flushes,
     failed: AtomicBool,
     /// Number of further polls during which callers are not trusted to answer soon (see
@@ -174,15 +176,18 @@ impl DrivenRnic {
 
     /// Runs an operation on the RNIC that posts requests. Sends the packets immediately or defers them (rule (a)).
     /// `operation` gets the current time, and returns its result and the number of packets that wait to be sent.
-    /// `is_acknowledged` says whether the peer's RNIC acknowledges them.
-    pub fn post<R>(&self, is_acknowledged: bool, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
+    /// `are_datagrams` says whether they are those of a UD queue pair.
+    pub fn post<R>(&self, are_datagrams: bool, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
         let mut driver = self.shared.lock();
         let now_ns = self.shared.now_ns();
         self.shared.note_held_acks(driver.rnic(), now_ns);
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let mut in_flight = driver.rnic().in_flight_packets();
-        if !is_acknowledged {
-            in_flight += self.shared.burst.note(self.shared.polls.load(Ordering::Relaxed), now_ns);
+        // In virtual time no thread would send the last datagrams of a burst.
+        if are_datagrams && !self.shared.clock.is_virtual() {
+            let received = driver.rnic().counters().rx_vport_rdma_unicast_packets;
+            let events = self.shared.polls.load(Ordering::Relaxed).wrapping_add(received);
+            in_flight += self.shared.burst.note(events, now_ns);
         }
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
         // Acknowledgements that wait for a reply leave together with the posted packets, now or later.
@@ -196,6 +201,17 @@ impl DrivenRnic {
         }
         self.shared.leave(driver);
         result
+    }
+
+    /// Sends the packets of deferred posts. A caller that may sleep next calls this function.
+    pub fn send_deferred(&self) {
+        let shared = &self.shared;
+        if shared.has_deferred.load(Ordering::Relaxed) {
+            let mut driver = shared.lock();
+            let sent = driver.transmit(shared.now_ns());
+            shared.report(sent);
+            shared.leave(driver);
+        }
     }
 
     /// Runs an operation that ends the work of a queue pair: it changes the state to error or reset, or destroys the
@@ -417,6 +433,7 @@ impl ThreadState {
             stop: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
             holds_ack: AtomicBool::new(false),
+            has_deferred: AtomicBool::new(false),
             flushes: Flushes::new(),
             failed: AtomicBool::new(false),
             wary_polls: AtomicUsize::new(0),
@@ -536,6 +553,7 @@ impl ThreadState {
     #[inline]
     fn leave<'a>(&self, mut driver: Guard<'a>) -> Option<Box<Deaths<'a>>> {
         self.holds_ack.store(driver.rnic().held_ack_since_ns().is_some(), Ordering::Relaxed);
+        self.has_deferred.store(driver.has_deferred(), Ordering::Relaxed);
         let needs_more = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.wants_room());
         if driver.rnic().has_strays() {
             self.pass_on(driver.rnic_mut().take_strays());

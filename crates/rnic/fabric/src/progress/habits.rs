@@ -28,7 +28,7 @@ pub(super) struct Habits {
     /// A post sends immediately if at least this number of packets wait, and fewer packets than two full runs are in
     /// flight.
     pub(super) short_run_packets: usize,
-    /// Number of posts without acknowledgements in a row that send immediately. Further posts form full runs.
+    /// Number of posts of datagrams in a row that send immediately. Further posts form full runs.
     pub(super) burst_posts: u64,
     /// Maximum time between two posts in a row.
     pub(super) burst_gap_ns: u64,
@@ -95,31 +95,32 @@ impl Habits {
     }
 }
 
-/// Posts in a row to queue pairs of UC or UD, whose packets are not acknowledged.
+/// Posts of datagrams in a row.
 ///
-/// Such packets are never in flight, so each post would send by itself, with a system call. A caller that posts again
-/// and again without a poll can wait for a run: it polls next. All calls of [`note`](Self::note) happen below the
-/// engine's lock.
+/// Datagrams are not acknowledged, so they are never in flight, and each post would send by itself, with a system call.
+/// A caller that posts again and again without a poll can wait for a run: it polls next. If a packet has arrived, the
+/// caller may have seen its message without a poll, so the burst ends. All calls of [`note`](Self::note) happen below
+/// the engine's lock.
 #[derive(Debug, Default)]
 pub(super) struct Burst {
-    /// Number of polls at the last post.
-    polls: AtomicU64,
+    /// Number of polls and received packets at the last post.
+    events: AtomicU64,
     /// Time of the last post.
     at_ns: AtomicU64,
     posts: AtomicU64,
 }
 
 impl Burst {
-    /// Records a post, with the number of polls of the engine until now. Returns the number of packets that count as in
-    /// flight: none, or enough that posts wait for a full run. No answer triggers the send, so there is no reason to
-    /// send less.
+    /// Records a post, with the number of polls of the engine and of packets received until now. Returns the number of
+    /// packets that count as in flight: none, or enough that posts wait for a full run. No answer triggers the send, so
+    /// there is no reason to send less.
     #[inline]
-    pub(super) fn note(&self, polls: u64, now_ns: u64) -> usize {
+    pub(super) fn note(&self, events: u64, now_ns: u64) -> usize {
         let before_ns = self.at_ns.load(Ordering::Relaxed);
         let goes_on =
-            polls == self.polls.load(Ordering::Relaxed) && now_ns.saturating_sub(before_ns) <= HABITS.burst_gap_ns;
+            events == self.events.load(Ordering::Relaxed) && now_ns.saturating_sub(before_ns) <= HABITS.burst_gap_ns;
         let posts = if goes_on { self.posts.load(Ordering::Relaxed) + 1 } else { 1 };
-        self.polls.store(polls, Ordering::Relaxed);
+        self.events.store(events, Ordering::Relaxed);
         self.at_ns.store(now_ns, Ordering::Relaxed);
         self.posts.store(posts, Ordering::Relaxed);
         if posts > HABITS.burst_posts { 2 * MAX_RUN_PACKETS } else { 0 }
@@ -258,19 +259,19 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_datagrams_counts_as_in_flight_until_a_poll_or_a_pause() {
+    fn a_burst_of_datagrams_counts_as_in_flight_until_a_poll_a_packet_or_a_pause() {
         let burst = Burst::default();
         let mut at_ns = 0;
-        let mut note = |polls, after_ns| {
+        let mut note = |events, after_ns| {
             at_ns += after_ns;
-            burst.note(polls, at_ns)
+            burst.note(events, at_ns)
         };
-        for (polls, first_gap_ns) in [(7, 1_000_000), (8, 100), (8, HABITS.burst_gap_ns + 1)] {
-            let noted: Vec<_> = [first_gap_ns, 100, HABITS.burst_gap_ns, 0, 0, 100].map(|gap| note(polls, gap)).into();
+        for (events, first_gap_ns) in [(7, 1_000_000), (8, 100), (8, HABITS.burst_gap_ns + 1)] {
+            let noted: Vec<_> = [first_gap_ns, 100, HABITS.burst_gap_ns, 0, 0, 100].map(|gap| note(events, gap)).into();
             assert_eq!(
                 noted,
                 [0, 0, 0, 0, 2 * MAX_RUN_PACKETS, 2 * MAX_RUN_PACKETS],
-                "from {polls} polls and {first_gap_ns} ns on"
+                "from {events} events and {first_gap_ns} ns on"
             );
         }
     }

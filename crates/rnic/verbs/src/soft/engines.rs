@@ -233,6 +233,11 @@ impl Engines {
         Ok(0)
     }
 
+    /// Sends the packets of deferred posts of a queue's engines.
+    pub(super) fn send_deferred(&self, engines: &CqEngines) {
+        engines.list().for_each(|engine| self.all[engine].send_deferred());
+    }
+
     /// Ends naps of the threads of a queue's engines, because a caller is about to sleep until it is notified.
     pub(super) fn rouse(&self, engines: &CqEngines) {
         engines.list().for_each(|engine| self.all[engine].rouse());

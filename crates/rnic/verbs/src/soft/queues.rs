@@ -184,6 +184,7 @@ impl raw::Cq for SoftCq {
         if !self.queue.request_notification(notify) {
             self.armed().fetch_sub(1, Ordering::SeqCst);
         }
+        self.engines.send_deferred(&self.driven);
         // If the program is expected to wait on the channel, the progress thread may continue to sleep, since the wait
         // of the program drives the device. If the program waits in another way this time, the progress thread drives
         // the device at the end of its sleep.
@@ -268,7 +269,7 @@ pub(super) struct SoftQp {
     engines: Arc<Engines>,
     groups: Arc<Mutex<Groups>>,
     qpn: Qpn,
-    is_acknowledged: bool,
+    sends_datagrams: bool,
     /// Completion queues of the queue pair.
     cqs: [CqId; 2],
     place: Place,
@@ -281,7 +282,7 @@ impl SoftQp {
         init: QpInit,
     ) -> Result<Self, ObjectError> {
         let cqs = [init.send_cq, init.recv_cq];
-        let is_acknowledged = init.kind == QpKind::Rc;
+        let sends_datagrams = init.kind == QpKind::Ud;
         let mut place = engines.place(cqs);
         if place.engine != 0 && engines.all()[place.engine].begin().is_err() {
             place = engines.place_first(place, cqs);
@@ -294,7 +295,7 @@ impl SoftQp {
                 engines: Arc::clone(engines),
                 groups: Arc::clone(groups),
                 qpn,
-                is_acknowledged,
+                sends_datagrams,
                 cqs,
                 place,
             }),
@@ -303,6 +304,12 @@ impl SoftQp {
                 Err(error)
             }
         }
+    }
+
+    /// Returns the number of requests that wait to be sent. A post that fails sends all of them: the queue may be full.
+    #[inline]
+    fn waiting(&self, rnic: &Rnic, has_posted: bool) -> usize {
+        if has_posted { rnic.pending_work(self.qpn) } else { usize::MAX }
     }
 
     /// Locks the groups. A caller that holds the lock changes the groups of the link and of the RNIC together.
@@ -329,7 +336,9 @@ impl raw::Qp for SoftQp {
         if matches!(attributes.state, Some(QpState::Error | QpState::Reset)) {
             return self.rnic.end(modify);
         }
-        self.rnic.post(true, |rnic, _| (modify(rnic), 0)) // no burst of posts
+        // A datagram has the Q_Key of the time of its post, and a state without sends must not hold it back.
+        self.rnic.send_deferred();
+        self.rnic.post(false, |rnic, _| (modify(rnic), 0))
     }
 
     fn query(&self) -> QpInfo {
@@ -359,17 +368,19 @@ impl raw::Qp for SoftQp {
 
     #[inline]
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
-        self.rnic.post(self.is_acknowledged, |rnic, now_ns| {
+        self.rnic.post(self.sends_datagrams, |rnic, now_ns| {
             let result = rnic.post_send(now_ns, self.qpn, list);
-            (result, rnic.pending_work(self.qpn))
+            let waiting = self.waiting(rnic, result.is_ok());
+            (result, waiting)
         })
     }
 
     #[inline]
     unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
-        self.rnic.post(self.is_acknowledged, |rnic, now_ns| {
+        self.rnic.post(self.sends_datagrams, |rnic, now_ns| {
             let result = rnic.post_all_sends(now_ns, self.qpn, list);
-            (result, rnic.pending_work(self.qpn))
+            let waiting = self.waiting(rnic, result.is_ok());
+            (result, waiting)
         })
     }
 

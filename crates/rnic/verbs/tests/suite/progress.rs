@@ -309,10 +309,10 @@ fn single_posts_become_runs_despite_a_long_round_trip() {
     };
     // The engine first measures the round-trip time.
     (0..10).for_each(|_| _ = waited_for_company());
-    // Sometimes the scheduler stops this process for longer than the engine holds posts back. So not all of the 200
-    // rounds can succeed.
-    let most_waited = |_| (0..200).filter(|_| waited_for_company()).count() > 150;
-    assert!((0..5).any(most_waited), "each post was sent alone");
+    // On a busy machine, this process often stops for longer than the engine holds posts back. An engine that sends
+    // each post alone succeeds in no round.
+    let waited = (0..200).filter(|_| waited_for_company()).count();
+    assert!(waited > 20, "only in {waited} of 200 rounds the first post was held back");
 }
 
 fn a_device_closes_at_any_moment(pair: Pair) {
