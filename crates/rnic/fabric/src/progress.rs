@@ -7,7 +7,7 @@
 //! - (a) A post sends immediately if no packet of its engine is in flight, or if many packets wait. If little is in
 //!   flight, fewer waiting packets suffice. Otherwise the posted request waits briefly for the caller's next poll or
 //!   the next inbound packet, so that several posts form one run. Datagrams count as in flight if a caller posts them
-//!   in quick succession and meanwhile neither polls nor gets a packet. Deferred packets leave before a caller sleeps.
+//!   in quick succession and meanwhile neither polls nor gets a packet. Deferred packets leave when a caller arms.
 //! - (b) A due acknowledgement may be held back after the call that received its request, so that it leaves together
 //!   with the program's reply. Acknowledgements are held back briefly, and only while a caller polls or posts. The
 //!   acknowledgement of a receive is held back only if the program has answered recent messages, which the crate `rnic`
@@ -176,14 +176,14 @@ impl DrivenRnic {
 
     /// Runs an operation on the RNIC that posts requests. Sends the packets immediately or defers them (rule (a)).
     /// `operation` gets the current time, and returns its result and the number of packets that wait to be sent.
-    /// `are_datagrams` says whether they are those of a UD queue pair.
+    /// `are_datagrams` is true if a UD queue pair posts them.
     pub fn post<R>(&self, are_datagrams: bool, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
         let mut driver = self.shared.lock();
         let now_ns = self.shared.now_ns();
         self.shared.note_held_acks(driver.rnic(), now_ns);
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let mut in_flight = driver.rnic().in_flight_packets();
-        // In virtual time no thread would send the last datagrams of a burst.
+        // In virtual time no thread sends the last datagrams of a burst.
         if are_datagrams && !self.shared.clock.is_virtual() {
             let received = driver.rnic().counters().rx_vport_rdma_unicast_packets;
             let events = self.shared.polls.load(Ordering::Relaxed).wrapping_add(received);
@@ -203,7 +203,7 @@ impl DrivenRnic {
         result
     }
 
-    /// Sends the packets of deferred posts. A caller that may sleep next calls this function.
+    /// Sends the packets of deferred posts. Callers use it when they arm a notification, and may sleep next.
     pub fn send_deferred(&self) {
         let shared = &self.shared;
         if shared.has_deferred.load(Ordering::Relaxed) {

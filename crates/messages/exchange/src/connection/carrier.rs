@@ -188,7 +188,8 @@ pub struct Carrier {
     keepalive_ns: u64,
     /// Time at which this side sent the keepalive that is not answered yet.
     asked_ns: Option<u64>,
-    /// Whether this side has logged the warning about an unanswered keepalive.
+    /// Whether this side has logged the warning about an unanswered keepalive. A completion or the goodbye of this side
+    /// resets this.
     stands_still: bool,
     pub(crate) keepalives: u64,
     has_srq: bool,
@@ -264,7 +265,7 @@ impl Carrier {
     pub(crate) fn say_goodbye(&mut self, word: u32) -> Result<(), PostError> {
         self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word))?;
         self.closing = Closing::Said;
-        // The wait for the acknowledgement begins now, also behind a keepalive that is unanswered for long.
+        // The wait for the acknowledgement begins now, even if a keepalive is still unanswered.
         self.stands_still = false;
         self.asked_ns = self.asked_ns.map(|_| self.pd.device().now_ns());
         Ok(())

@@ -86,7 +86,7 @@ pub struct Config {
     /// Time in nanoseconds without an answer of the peer after which this side sends a keepalive. 0 disables
     /// keepalives. If neither an answer nor an error follows within ten times this time, this side logs a warning. If
     /// it only waits for the acknowledgement of its goodbye, and the peer has sent its own, the connection is closed. A
-    /// peer that is alive then, but has had no receive for the goodbye all the time, gets an error instead of it.
+    /// peer that is alive then, but had no receive for the goodbye until then, gets an error instead of the goodbye.
     pub keepalive_ns: u64,
 }
 

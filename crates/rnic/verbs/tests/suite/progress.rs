@@ -290,8 +290,8 @@ fn an_unresponsive_peer_delays_no_other_connection(pair: Pair) {
     assert!(tries < 10, "the posts left only with {tries} retries of the other connection");
 }
 
-/// Even with a long round trip, the engine holds the first post back for a short time, and sends it together with the
-/// next posts.
+/// Even with a long round trip, the engine holds the posts behind the first one back for a short time, and sends them
+/// together.
 #[test]
 fn single_posts_become_runs_despite_a_long_round_trip() {
     let open = || open_soft(SoftOptions { faults: Some("delay=240us".parse().unwrap()), ..SoftOptions::default() });
@@ -312,7 +312,7 @@ fn single_posts_become_runs_despite_a_long_round_trip() {
     // On a busy machine, this process often stops for longer than the engine holds posts back. An engine that sends
     // each post alone succeeds in no round.
     let waited = (0..200).filter(|_| waited_for_company()).count();
-    assert!(waited > 20, "only in {waited} of 200 rounds the first post was held back");
+    assert!(waited > 20, "only in {waited} of 200 rounds the later posts were held back");
 }
 
 fn a_device_closes_at_any_moment(pair: Pair) {
